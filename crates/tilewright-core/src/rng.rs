@@ -1,0 +1,1 @@
+//! Random numbers, bit-compatible with llm.c and PyTorch.

@@ -1,0 +1,78 @@
+//! The device of a call. An enum, so that models hold one type and no generic parameter of any runtime leaves this crate.
+
+use std::fmt;
+use std::rc::Rc;
+
+use crate::cpu::Cpu;
+use crate::null::Null;
+
+/// Where tensors live and ops run. Cheap to clone; one owner thread (a device is neither `Send` nor `Sync`).
+#[derive(Clone)]
+#[non_exhaustive]
+pub enum Device {
+    /// This computer's processor: SIMD kernels on a pool of threads.
+    Cpu(Rc<Cpu>),
+    /// Computes nothing, records launches and bytes, and allocates nothing: the planner's device.
+    Null(Rc<Null>),
+}
+
+impl Device {
+    /// The CPU with the number of threads and instruction set chosen by [`Cpu::from_env`].
+    pub fn cpu() -> Self {
+        Device::Cpu(Rc::new(Cpu::from_env()))
+    }
+
+    /// The CPU with exactly `threads` threads.
+    pub fn cpu_with_threads(threads: usize) -> Self {
+        Device::Cpu(Rc::new(Cpu::new(threads, crate::cpu::Isa::detect())))
+    }
+
+    /// A device that stands for a CPU of `threads` threads in plans.
+    pub fn null(threads: usize) -> Self {
+        Device::Null(Rc::new(Null::new(threads)))
+    }
+
+    /// A short name for messages and records: `cpu (avx512, 2 threads)`, `null`.
+    pub fn name(&self) -> String {
+        match self {
+            Device::Cpu(cpu) => format!("cpu ({}, {} threads)", cpu.isa().name(), cpu.threads()),
+            Device::Null(_) => "null".to_owned(),
+        }
+    }
+
+    /// Worker threads; workspaces are sized by it.
+    pub fn threads(&self) -> usize {
+        match self {
+            Device::Cpu(cpu) => cpu.threads(),
+            Device::Null(null) => null.threads(),
+        }
+    }
+
+    /// Bytes that the device itself holds (packing buffers of the matrix product), apart from any arena. Constant for its lifetime.
+    pub fn scratch_bytes(&self) -> usize {
+        crate::cpu::scratch_bytes(self.threads())
+    }
+
+    /// Bytes of arenas alive on this device now.
+    pub fn live_bytes(&self) -> usize {
+        match self {
+            Device::Cpu(cpu) => cpu.live_bytes(),
+            Device::Null(null) => null.live_bytes(),
+        }
+    }
+
+    /// Whether two handles are the same device.
+    pub fn same(&self, other: &Device) -> bool {
+        match (self, other) {
+            (Device::Cpu(a), Device::Cpu(b)) => Rc::ptr_eq(a, b),
+            (Device::Null(a), Device::Null(b)) => Rc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())
+    }
+}

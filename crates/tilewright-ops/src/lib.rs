@@ -1,0 +1,41 @@
+//! Every kernel of Tilewright. An op is a folder; `ls` of it is its support matrix.
+//!
+//! Letters used in all contracts: `B` batch, `T` sequence length, `C` channels, `H` heads, `hs` head size (`C = H * hs`), `N` rows
+//! of a matrix view (`B * T`), `M`/`K`/`N` of a matrix product, `D` width of the loss head, `V` vocabulary, `Vp` padded vocabulary.
+//! `=` means that a buffer is overwritten, `+=` that it is accumulated into. All tensors are contiguous and row-major.
+//!
+//! | op | contract |
+//! |---|---|
+//! | [`matmul`] | linear layers: forward with bias and GELU, and the three backward forms |
+//! | [`layernorm`] | layer normalisation, fused with the residual add, forward and backward |
+//! | [`attention`] | flash attention, forward, backward and one-token decoding |
+//! | [`gelu`] | GELU, tanh and exact, forward and backward |
+//! | [`embedding`] | token and position embedding, deterministic backward |
+//! | [`linear_cross_entropy`] | the loss of a language model without the `(N, V)` logits |
+//! | [`global_norm`] | the L2 norm over many tensors |
+//! | [`adamw`] | AdamW with clipping, weight decay, master weights and stochastic rounding |
+//! | [`sampling`] | softmax sampling of one token |
+
+pub mod adamw;
+pub mod arena;
+pub mod attention;
+mod check;
+pub mod cpu;
+pub mod device;
+pub mod embedding;
+pub mod gelu;
+pub mod global_norm;
+pub mod layernorm;
+pub mod linear_cross_entropy;
+pub mod matmul;
+pub mod null;
+pub mod sampling;
+pub mod tensor;
+
+#[cfg(test)]
+pub(crate) mod testing;
+
+pub use arena::{Arena, Plan, Slot};
+pub use device::Device;
+pub use tensor::Tensor;
+pub use tilewright_core::{DType, Error, Result, Shape};

@@ -1,0 +1,1 @@
+//! Training: data, schedules, loop, checkpoints and logs.

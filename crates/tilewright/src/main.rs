@@ -1,0 +1,3 @@
+//! The `tilewright` program.
+
+fn main() {}

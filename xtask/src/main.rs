@@ -1,0 +1,3 @@
+//! Checks of the source tree: `cargo xtask tidy`.
+
+fn main() {}
