@@ -1,3 +1,68 @@
-//! The `tilewright` program.
+//! The `tilewright` program: one module a subcommand.
+//!
+//! Every module holds `Args`, which clap parses, and `run`, which does the work. Exit codes: 0 done, 1 the work failed (one line an error
+//! and its causes on standard error), 2 the command line was wrong.
 
-fn main() {}
+mod doctor;
+mod units;
+
+use std::num::NonZeroUsize;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Transformers on your own machine, every kernel open to inspection.
+#[derive(Parser)]
+#[command(name = "tilewright", version, propagate_version = true, arg_required_else_help = true)]
+struct Cli {
+    /// Threads that run kernels; one a logical core unless given
+    #[arg(long, global = true, env = "TILEWRIGHT_THREADS", value_name = "N")]
+    threads: Option<NonZeroUsize>,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show what this machine offers and what would run on it
+    Doctor(doctor::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Some(threads) = cli.threads {
+        // SAFETY: no other thread exists yet.
+        unsafe { std::env::set_var("TILEWRIGHT_THREADS", threads.to_string()) };
+    }
+    let result = match cli.command {
+        Command::Doctor(args) => doctor::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader of a pipe had enough: `tilewright doctor | head -1`.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            report(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// `error: ` and the chain of causes, without those whose words the line above already ends with.
+fn report(error: &anyhow::Error) {
+    let mut last = error.to_string();
+    eprintln!("error: {last}");
+    for cause in error.chain().skip(1) {
+        let words = cause.to_string();
+        if !last.contains(&words) {
+            eprintln!("  because: {words}");
+        }
+        last = words;
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let io = error.chain().find_map(|cause| cause.downcast_ref::<std::io::Error>());
+    io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}
