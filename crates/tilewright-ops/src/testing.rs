@@ -94,3 +94,10 @@ pub(crate) fn tolerance(dtype: DType) -> (f64, f64) {
 
 /// The float storage types.
 pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// A copy of a float tensor that starts one element behind an aligned address: kernels may assume no more than the element's alignment.
+pub(crate) fn unaligned(t: &Tensor) -> Tensor {
+    let moved = Tensor::zeros(t.device(), t.dtype(), &[t.numel() + 1]).unwrap().slice(1, &t.shape()).unwrap();
+    moved.copy_from(t).unwrap();
+    moved
+}

@@ -1,6 +1,7 @@
 //! The CPU device: a pool of threads, run-time detection of instruction sets, and what its kernels share.
 
 pub(crate) mod buffer;
+pub(crate) mod disjoint;
 pub(crate) mod element;
 pub(crate) mod gemm;
 pub mod isa;

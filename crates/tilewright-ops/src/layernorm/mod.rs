@@ -4,9 +4,17 @@
 //! Statistics are f32. Backward: `g = weight * dout; dx += rstd * (g - mean(g) - xhat * mean(g * xhat))`; `dweight += xhat * dout`;
 //! `dbias += dout`, `xhat = (sum - mean) * rstd`.
 
-use tilewright_core::{Error, Result};
+use tilewright_core::{DType, Result};
 
+use crate::check::Check;
+use crate::cpu::element::with_element;
 use crate::{Device, Tensor};
+
+mod cpu;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
 
 /// The residual add fused before the normalisation.
 pub struct Residual<'a> {
@@ -62,10 +70,21 @@ pub struct Backward<'a> {
     pub workspace: &'a Tensor,
 }
 
-/// Bytes of workspace that [`backward`] needs for `(N, C)`.
+/// Bytes of workspace that [`backward`] needs for `(N, C)`: one row of `dweight` and one of `dbias` in f32 for each block of rows. The blocks
+/// depend on `N` alone, so that sums are taken in the same order on every machine.
 pub fn backward_workspace_bytes(device: &Device, n: usize, c: usize) -> usize {
-    let _ = (device, n, c);
-    0
+    let _ = device;
+    partial_elements(n, c) * size_of::<f32>()
+}
+
+/// Rows summed into one partial `dweight` and `dbias`: at least 16, and never more than 128 blocks of them.
+pub(crate) fn block_rows(n: usize) -> usize {
+    n.div_ceil(128).max(16)
+}
+
+/// f32 elements of the partial sums; the kernel takes exactly these.
+fn partial_elements(n: usize, c: usize) -> usize {
+    n.div_ceil(block_rows(n)) * 2 * c
 }
 
 /// Normalises again from saved statistics: `out = (sum - mean) * rstd * weight + bias`, the same bits as the forward's `out`. For activation recompute.
@@ -86,33 +105,108 @@ pub struct Recompute<'a> {
 
 /// Runs [`Forward`].
 pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
-    let _ = args;
-    Err(Error::Unsupported {
-        op: "layernorm.forward",
-        device: device.name(),
-        what: "this op".into(),
-        hint: "it is being built".into(),
-    })
-}
-
-/// Runs [`Backward`].
-pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
-    let _ = args;
-    Err(Error::Unsupported {
-        op: "layernorm.backward",
-        device: device.name(),
-        what: "this op".into(),
-        hint: "it is being built".into(),
-    })
+    let check = Check::new("layernorm.forward", device);
+    let Forward { x, residual, weight, bias, eps, out, mean, rstd } = args;
+    let (n, c) = rows_of(&check, "x", x)?;
+    let dtype = x.dtype();
+    parameters(&check, dtype, c, weight, *bias)?;
+    rows(&check, "out", out, dtype, n, c)?;
+    check.typed("mean", mean, DType::F32, &[n])?;
+    check.typed("rstd", rstd, DType::F32, &[n])?;
+    check.argument(eps.is_finite() && *eps > 0.0, || format!("`eps` is {eps}; it must be positive and finite"))?;
+    let mut outputs = vec![("out", *out), ("mean", *mean), ("rstd", *rstd)];
+    let mut inputs = vec![("x", *x), ("weight", *weight)];
+    inputs.extend(bias.map(|b| ("bias", b)));
+    if let Some(Residual { branch, sum }) = residual {
+        rows(&check, "branch", branch, dtype, n, c)?;
+        rows(&check, "sum", sum, dtype, n, c)?;
+        inputs.push(("branch", branch));
+        outputs.push(("sum", sum));
+        if sum.same_memory(x) {
+            inputs.remove(0);
+            check.disjoint(&[("out", out), ("mean", mean), ("rstd", rstd)], &[("x", x)])?;
+        }
+    }
+    check.disjoint(&outputs, &inputs)?;
+    match device {
+        Device::Cpu(cpu) => with_element!(dtype, T => cpu::forward::<T>(cpu, n, c, args)),
+        Device::Null(null) => {
+            let touched: usize = outputs.iter().chain(&inputs).map(|(_, t)| t.bytes()).sum();
+            null.record(check.op, 8 * (n * c) as u64, touched as u64);
+        }
+    }
+    Ok(())
 }
 
 /// Runs [`Recompute`].
 pub fn recompute(device: &Device, args: &Recompute<'_>) -> Result<()> {
-    let _ = args;
-    Err(Error::Unsupported {
-        op: "layernorm.recompute",
-        device: device.name(),
-        what: "this op".into(),
-        hint: "it is being built".into(),
-    })
+    let check = Check::new("layernorm.recompute", device);
+    let Recompute { sum, weight, bias, mean, rstd, out } = args;
+    let (n, c) = rows_of(&check, "sum", sum)?;
+    let dtype = sum.dtype();
+    parameters(&check, dtype, c, weight, *bias)?;
+    check.typed("mean", mean, DType::F32, &[n])?;
+    check.typed("rstd", rstd, DType::F32, &[n])?;
+    rows(&check, "out", out, dtype, n, c)?;
+    let mut inputs = vec![("sum", *sum), ("weight", *weight), ("mean", *mean), ("rstd", *rstd)];
+    inputs.extend(bias.map(|b| ("bias", b)));
+    check.disjoint(&[("out", out)], &inputs)?;
+    match device {
+        Device::Cpu(cpu) => with_element!(dtype, T => cpu::recompute::<T>(cpu, n, c, args)),
+        Device::Null(null) => {
+            let touched: usize = inputs.iter().map(|(_, t)| t.bytes()).sum::<usize>() + out.bytes();
+            null.record(check.op, 4 * (n * c) as u64, touched as u64);
+        }
+    }
+    Ok(())
+}
+
+/// Runs [`Backward`].
+pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
+    let check = Check::new("layernorm.backward", device);
+    let Backward { dout, sum, weight, mean, rstd, dx, dweight, dbias, workspace, .. } = args;
+    let (n, c) = rows_of(&check, "dout", dout)?;
+    let dtype = dout.dtype();
+    rows(&check, "sum", sum, dtype, n, c)?;
+    rows(&check, "dx", dx, dtype, n, c)?;
+    parameters(&check, dtype, c, weight, None)?;
+    check.typed("mean", mean, DType::F32, &[n])?;
+    check.typed("rstd", rstd, DType::F32, &[n])?;
+    check.typed("dweight", dweight, dtype, &[c])?;
+    let mut outputs = vec![("dx", *dx), ("dweight", *dweight), ("workspace", *workspace)];
+    if let Some(dbias) = dbias {
+        check.typed("dbias", dbias, dtype, &[c])?;
+        outputs.push(("dbias", dbias));
+    }
+    check.workspace(workspace, backward_workspace_bytes(device, n, c))?;
+    let inputs = [("dout", *dout), ("sum", *sum), ("weight", *weight), ("mean", *mean), ("rstd", *rstd)];
+    check.disjoint(&outputs, &inputs)?;
+    match device {
+        Device::Cpu(cpu) => {
+            let partials = workspace.reinterpret(0, DType::F32, &[partial_elements(n, c)])?;
+            with_element!(dtype, T => cpu::backward::<T>(cpu, n, c, args, &partials));
+        }
+        Device::Null(null) => {
+            let touched: usize = outputs.iter().chain(&inputs).map(|(_, t)| t.bytes()).sum();
+            null.record(check.op, 14 * (n * c) as u64, (touched - workspace.bytes()) as u64);
+        }
+    }
+    Ok(())
+}
+
+/// The matrix view of the argument that sets `(N, C)` and the dtype.
+fn rows_of(check: &Check<'_>, what: &'static str, t: &Tensor) -> Result<(usize, usize)> {
+    let (n, c) = t.shape().as_matrix();
+    check.matrix(what, t, n, c)?;
+    Ok((n, c))
+}
+
+fn rows(check: &Check<'_>, what: &'static str, t: &Tensor, dtype: DType, n: usize, c: usize) -> Result<()> {
+    check.matrix(what, t, n, c)?;
+    check.typed(what, t, dtype, &t.shape())
+}
+
+fn parameters(check: &Check<'_>, dtype: DType, c: usize, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+    check.typed("weight", weight, dtype, &[c])?;
+    bias.map_or(Ok(()), |b| check.typed("bias", b, dtype, &[c]))
 }
