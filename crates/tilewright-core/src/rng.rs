@@ -1,1 +1,0 @@
-//! Random numbers, bit-compatible with llm.c and PyTorch.
