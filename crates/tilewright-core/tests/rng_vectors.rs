@@ -132,5 +132,7 @@ fn d12_initialisation_has_the_golden_sums() {
     squares += ones as f64;
     assert!((sum - 19_363.295_2).abs() < 1e-4, "sum {sum}");
     assert!((squares - 55_361.550_6).abs() < 1e-4, "sum of squares {squares}");
-    assert_eq!(first, [0.038_538_299_5, 0.029_745_683_1, 0.018_014_343_5, -0.042_110_428_2]);
+    for (got, want) in first.into_iter().zip([0.038_538_299_5, 0.029_745_683_1, 0.018_014_343_5, -0.042_110_428_2]) {
+        assert!((f64::from(got) - want).abs() < 5e-9, "{got} is not {want}");
+    }
 }
