@@ -275,4 +275,3 @@ impl Gpt2 {
         self.params.tensors[index].index(layer)
     }
 }
-
