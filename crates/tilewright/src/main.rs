@@ -3,7 +3,9 @@
 //! Every module holds `Args`, which clap parses, and `run`, which does the work. Exit codes: 0 done, 1 the work failed (one line an error
 //! and its causes on standard error), 2 the command line was wrong.
 
+mod bench_step;
 mod doctor;
+mod plan;
 mod units;
 
 use std::num::NonZeroUsize;
@@ -25,8 +27,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Tell how much memory a training step needs, before it runs
+    Plan(plan::Args),
     /// Show what this machine offers and what would run on it
     Doctor(doctor::Args),
+    /// One training step whenever told to (for comparisons)
+    #[command(hide = true)]
+    BenchStep(bench_step::Args),
 }
 
 fn main() -> ExitCode {
@@ -36,7 +43,9 @@ fn main() -> ExitCode {
         unsafe { std::env::set_var("TILEWRIGHT_THREADS", threads.to_string()) };
     }
     let result = match cli.command {
+        Command::Plan(args) => plan::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::BenchStep(args) => bench_step::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,157 @@
+//! `tilewright plan`: the memory of a training step, before it runs. The figures come from the code that allocates, run on the null device.
+
+use std::io::Write;
+
+use anyhow::bail;
+use serde_json::json;
+use tilewright_core::DType;
+use tilewright_models::plan::{self, Report};
+use tilewright_models::{Gpt2Config, Options, Recompute};
+use tilewright_ops::cpu::{default_threads, memory};
+
+use crate::units::{bytes, grouped, parse_bytes};
+
+/// Command line of `plan`.
+#[derive(clap::Args)]
+#[command(after_help = "Models: d6 d12 d24 d36 d48 d60 d72 d84 (GPT-2 by depth), \
+    gpt3:c384 c768 c1024 c1536 c2048 c2560 c4096 c5120 c12288 (GPT-3 by width)")]
+pub struct Args {
+    /// Named model
+    #[arg(long, default_value = "d12")]
+    model: String,
+    /// Rows of a micro-batch
+    #[arg(long, default_value_t = 4)]
+    batch: usize,
+    /// Tokens of a row; the model's longest unless given
+    #[arg(long)]
+    seq_len: Option<usize>,
+    /// Activation recompute: 0 none, 1 GELU, 2 GELU and layernorm
+    #[arg(long, default_value_t = 1)]
+    recompute: u32,
+    /// Storage of parameters, gradients and activations
+    #[arg(long, default_value = "f32", value_parser = ["f32", "bf16", "f16"])]
+    dtype: String,
+    /// Keep f32 master weights; default with 16-bit storage
+    #[arg(long, overrides_with = "no_masters")]
+    masters: bool,
+    /// Keep no f32 master weights
+    #[arg(long)]
+    no_masters: bool,
+    /// Positions of the sampling cache
+    #[arg(long, default_value_t = 0, value_name = "TOKENS")]
+    decode_len: usize,
+    /// Plan for measuring losses only: no gradients, no optimiser
+    #[arg(long)]
+    eval: bool,
+    /// Find the largest batch that fits this much memory, such as 24GiB; `free` takes what this machine has free
+    #[arg(long, value_name = "SIZE", conflicts_with = "batch", value_parser = parse_memory)]
+    memory: Option<u64>,
+    /// List every buffer
+    #[arg(long)]
+    buffers: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the subcommand.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let config = Gpt2Config::from_descriptor(&args.model)?;
+    let dtype = match args.dtype.as_str() {
+        "bf16" => DType::BF16,
+        "f16" => DType::F16,
+        _ => DType::F32,
+    };
+    let mut options = Options {
+        batch: args.batch,
+        seq_len: args.seq_len.unwrap_or(config.max_seq_len),
+        recompute: Recompute::try_from(args.recompute)?,
+        dtype,
+        train: !args.eval,
+        masters: !args.eval && (args.masters || (dtype != DType::F32 && !args.no_masters)),
+        decode_len: args.decode_len,
+    };
+    let threads = default_threads();
+    let report = match args.memory {
+        None => plan::plan(&config, &options, threads)?,
+        Some(limit) => {
+            let Some((batch, report)) =
+                plan::largest_batch(&config, &options, threads, usize::try_from(limit).unwrap_or(usize::MAX))?
+            else {
+                let least = plan::plan(&config, &Options { batch: 1, ..options }, threads)?.peak_bytes() as u64;
+                bail!(
+                    "not even a batch of 1 fits into {}: {} at T={} needs {}; use a smaller --model or --seq-len, --recompute 2 or --dtype bf16",
+                    bytes(limit),
+                    args.model,
+                    options.seq_len,
+                    bytes(least)
+                );
+            };
+            options.batch = batch;
+            report
+        }
+    };
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{:#}", as_json(&args, &options, threads, &report))?;
+    } else {
+        write!(out, "{}", as_text(&args, &config, &options, threads, &report))?;
+    }
+    Ok(())
+}
+
+fn parse_memory(text: &str) -> Result<u64, String> {
+    if text == "free" { Ok(memory::available()) } else { parse_bytes(text) }
+}
+
+fn as_text(args: &Args, config: &Gpt2Config, options: &Options, threads: usize, report: &Report) -> String {
+    let mut text = format!(
+        "{}: {} layers, {} heads, {} channels, {} parameters\nB={} T={} stored as {}, {threads} threads{}\n\n",
+        args.model,
+        config.layers,
+        config.heads,
+        config.channels,
+        grouped(report.parameter_count as u64),
+        options.batch,
+        options.seq_len,
+        options.dtype,
+        if args.memory.is_some() { ": the largest batch that fits" } else { "" },
+    );
+    let mut row =
+        |name: &str, n: usize| text += &format!("{name:<26}{:>20}  {:>9}\n", grouped(n as u64), bytes(n as u64));
+    for section in &report.sections {
+        row(section.name, section.bytes);
+        if args.buffers {
+            section.buffers.iter().for_each(|b| row(&format!("  {}", b.name), b.bytes));
+        }
+    }
+    row("peak", report.peak_bytes());
+    let free = memory::available();
+    if free != u64::MAX {
+        let verdict = if report.peak_bytes() as u64 <= free { "fits" } else { "does not fit" };
+        text += &format!("\nfree on this machine: {}; this {verdict}\n", bytes(free));
+    }
+    text
+}
+
+fn as_json(args: &Args, options: &Options, threads: usize, report: &Report) -> serde_json::Value {
+    let sections: Vec<_> = report
+        .sections
+        .iter()
+        .map(|s| {
+            let buffers: Vec<_> = s.buffers.iter().map(|b| json!({"name": b.name, "bytes": b.bytes})).collect();
+            json!({"name": s.name, "bytes": s.bytes, "buffers": buffers})
+        })
+        .collect();
+    json!({
+        "model": args.model,
+        "batch": options.batch,
+        "seq_len": options.seq_len,
+        "dtype": options.dtype.name(),
+        "masters": options.masters,
+        "threads": threads,
+        "parameters": report.parameter_count,
+        "sections": sections,
+        "peak_bytes": report.peak_bytes(),
+    })
+}
