@@ -1,0 +1,41 @@
+use super::{tilewright, tilewright_in};
+use std::path::Path;
+
+fn report(environment: &[(&str, &str)]) -> serde_json::Value {
+    serde_json::from_str(&tilewright_in(Path::new("."), &["doctor", "--json"], environment).ok()).unwrap()
+}
+
+#[test]
+fn doctor_names_the_instruction_set_that_will_run() {
+    let report = report(&[]);
+    let chosen = report["processor"]["kernels will run"].as_str().unwrap();
+    let levels = report["processor"]["kernel levels"].as_str().unwrap();
+    assert!(levels.starts_with(chosen), "the best of {levels} runs, not {chosen}");
+    assert!(levels.ends_with("portable"), "every machine has the portable level: {levels}");
+    assert!(tilewright(&["doctor"]).ok().contains(levels), "the table says the same");
+}
+
+#[test]
+fn doctor_follows_a_forced_instruction_set_and_warns_of_a_wrong_one() {
+    let forced = report(&[("TILEWRIGHT_ISA", "portable")]);
+    assert_eq!(forced["processor"]["kernels will run"], "portable");
+    let wrong = report(&[("TILEWRIGHT_ISA", "avx1024")]);
+    assert!(wrong["advice"].to_string().contains("avx1024"), "{wrong}");
+}
+
+#[test]
+fn doctor_tells_version_threads_memory_and_disk() {
+    let report = report(&[("TILEWRIGHT_THREADS", "1")]);
+    assert_eq!(report["program"]["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(report["processor"]["threads"], "1");
+    for (section, row) in [("program", "revision"), ("memory", "available"), ("disk", "free here"), ("devices", "cpu")]
+    {
+        assert!(report[section][row].as_str().is_some_and(|s| !s.is_empty()), "{section}.{row}");
+    }
+}
+
+#[test]
+fn doctor_advises_against_more_threads_than_cores() {
+    let report = report(&[("TILEWRIGHT_THREADS", "4096")]);
+    assert!(report["advice"].to_string().contains("4096 threads"), "{report}");
+}

@@ -1,0 +1,67 @@
+use super::tilewright;
+
+fn plan(args: &[&str]) -> serde_json::Value {
+    serde_json::from_str(&tilewright(&[&["plan", "--json", "--threads", "2"], args].concat()).ok()).unwrap()
+}
+
+fn peak(args: &[&str]) -> u64 {
+    plan(args)["peak_bytes"].as_u64().unwrap()
+}
+
+#[test]
+fn the_sections_add_up_to_the_peak_and_the_buffers_to_their_section() {
+    let plan = plan(&["--model", "d6", "--seq-len", "64"]);
+    let sum =
+        |list: &serde_json::Value| list.as_array().unwrap().iter().map(|x| x["bytes"].as_u64().unwrap()).sum::<u64>();
+    assert_eq!(sum(&plan["sections"]), plan["peak_bytes"].as_u64().unwrap());
+    let parameters = &plan["sections"][0];
+    assert_eq!(parameters["name"], "parameters");
+    assert_eq!(sum(&parameters["buffers"]), parameters["bytes"].as_u64().unwrap());
+    assert_eq!(plan["parameters"], 30_357_504);
+}
+
+#[test]
+fn recompute_storage_and_evaluation_shrink_the_plan() {
+    let base = ["--model", "d12", "--seq-len", "256"];
+    let with = |more: &[&str]| peak(&[&base, more].concat());
+    let (none, gelu, both) = (with(&["--recompute", "0"]), with(&[]), with(&["--recompute", "2"]));
+    assert!(none > gelu && gelu > both, "{none} {gelu} {both}");
+    let (bf16, no_masters) = (with(&["--dtype", "bf16"]), with(&["--dtype", "bf16", "--no-masters"]));
+    assert!(bf16 < gelu && no_masters < bf16, "{gelu} {bf16} {no_masters}");
+    assert!(with(&["--eval"]) < gelu / 2);
+}
+
+#[test]
+fn the_largest_batch_fits_and_one_more_does_not() {
+    let base = ["--model", "d6", "--seq-len", "128"];
+    let found = plan(&[&base[..], &["--memory", "2GiB"]].concat());
+    let batch = found["batch"].as_u64().unwrap();
+    assert!(found["peak_bytes"].as_u64().unwrap() <= 2 << 30);
+    assert!(peak(&[&base[..], &["--batch", &(batch + 1).to_string()]].concat()) > 2 << 30);
+}
+
+#[test]
+fn too_little_memory_says_what_would_be_needed_and_what_to_try() {
+    let error = tilewright(&["plan", "--memory", "1GiB"]).failed();
+    assert!(error.contains("needs") && error.contains("--recompute 2"), "{error}");
+}
+
+#[test]
+fn the_table_names_model_parts_and_verdict() {
+    let table = tilewright(&["plan", "--model", "gpt3:c768", "--seq-len", "16", "--buffers"]).ok();
+    for word in ["12 layers", "parameters", "gradients", "activations", "workspace", "device scratch", "peak", "  qkvw"]
+    {
+        assert!(table.contains(word), "`{word}` is missing from\n{table}");
+    }
+}
+
+#[test]
+fn wrong_models_lengths_and_sizes_are_refused() {
+    assert!(tilewright(&["plan", "--model", "d13"]).failed().contains("d12"));
+    assert!(tilewright(&["plan", "--seq-len", "1025"]).failed().contains("1024"));
+    assert!(tilewright(&["plan", "--batch", "0"]).failed().contains("batch 0"));
+    assert!(tilewright(&["plan", "--recompute", "3"]).failed().contains("recompute"));
+    assert!(tilewright(&["plan", "--memory", "lots"]).refused().contains("24GiB"));
+    assert!(tilewright(&["plan", "--memory", "1GiB", "--batch", "2"]).refused().contains("--batch"));
+    assert!(tilewright(&["plan", "--dtype", "int4"]).refused().contains("bf16"));
+}
