@@ -3,8 +3,15 @@
 //! Tensors are read as matrices: leading dimensions fold into `M`. Weights are `(N, K)`, as in `nn.Linear` and llm.c. Any float storage for
 //! each argument on its own; products are accumulated in f32. Deterministic: the same bits for any number of threads.
 
-use tilewright_core::{Error, Result};
+mod cpu;
+#[cfg(test)]
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
 
+use tilewright_core::Result;
+
+use crate::check::Check;
 use crate::gelu::Gelu;
 use crate::{Device, Tensor};
 
@@ -54,33 +61,93 @@ pub struct BackwardWeight<'a> {
 
 /// Runs [`Forward`].
 pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
-    let _ = args;
-    Err(Error::Unsupported {
-        op: "matmul.forward",
-        device: device.name(),
-        what: "this op".into(),
-        hint: "it is being built".into(),
-    })
+    let Forward { x, weight, bias, gelu, pre_gelu, out } = *args;
+    let check = Check::new("matmul.forward", device);
+    let (m, k) = x.shape().as_matrix();
+    let n = weight.shape().as_matrix().0;
+    check.matrix("x", x, m, k)?;
+    check.matrix("weight", weight, n, k)?;
+    if let Some(bias) = bias {
+        check.float("bias", bias, &[n])?;
+    }
+    if let Some(pre) = pre_gelu {
+        check.argument(gelu.is_some(), || {
+            "`pre_gelu` is saved only with an activation; leave it out or set `gelu`".into()
+        })?;
+        check.matrix("pre_gelu", pre, m, n)?;
+    }
+    check.matrix("out", out, m, n)?;
+    let outputs = named([Some(("out", out)), pre_gelu.map(|t| ("pre_gelu", t))]);
+    let inputs = named([Some(("x", x)), Some(("weight", weight)), bias.map(|t| ("bias", t))]);
+    check.disjoint(&outputs, &inputs)?;
+    match device {
+        Device::Cpu(cpu) => cpu::forward(cpu, args, m, n, k),
+        Device::Null(null) => null.record(check.op, flops(m, n, k), bytes(&outputs) + bytes(&inputs)),
+    }
+    Ok(())
 }
 
 /// Runs [`BackwardInput`].
 pub fn backward_input(device: &Device, args: &BackwardInput<'_>) -> Result<()> {
-    let _ = args;
-    Err(Error::Unsupported {
-        op: "matmul.backward_input",
-        device: device.name(),
-        what: "this op".into(),
-        hint: "it is being built".into(),
-    })
+    let BackwardInput { dout, weight, gelu, dx, accumulate } = *args;
+    let check = Check::new("matmul.backward_input", device);
+    let (m, n) = dout.shape().as_matrix();
+    let k = weight.shape().as_matrix().1;
+    check.matrix("dout", dout, m, n)?;
+    check.matrix("weight", weight, n, k)?;
+    if let Some((_, pre)) = gelu {
+        check.matrix("pre_gelu", pre, m, k)?;
+    }
+    check.matrix("dx", dx, m, k)?;
+    let outputs = [("dx", dx)];
+    let inputs = named([Some(("dout", dout)), Some(("weight", weight)), gelu.map(|(_, t)| ("pre_gelu", t))]);
+    check.disjoint(&outputs, &inputs)?;
+    match device {
+        Device::Cpu(cpu) => cpu::backward_input(cpu, args, m, n, k),
+        Device::Null(null) => {
+            let outputs = bytes(&outputs) << u32::from(accumulate);
+            null.record(check.op, flops(m, n, k), outputs + bytes(&inputs));
+        }
+    }
+    Ok(())
 }
 
 /// Runs [`BackwardWeight`].
 pub fn backward_weight(device: &Device, args: &BackwardWeight<'_>) -> Result<()> {
-    let _ = args;
-    Err(Error::Unsupported {
-        op: "matmul.backward_weight",
-        device: device.name(),
-        what: "this op".into(),
-        hint: "it is being built".into(),
-    })
+    let BackwardWeight { dout, x, dweight, dbias, accumulate } = *args;
+    let check = Check::new("matmul.backward_weight", device);
+    let (m, n) = dout.shape().as_matrix();
+    let k = x.shape().as_matrix().1;
+    check.matrix("dout", dout, m, n)?;
+    check.matrix("x", x, m, k)?;
+    check.matrix("dweight", dweight, n, k)?;
+    if let Some(dbias) = dbias {
+        check.float("dbias", dbias, &[n])?;
+    }
+    let outputs = named([Some(("dweight", dweight)), dbias.map(|t| ("dbias", t))]);
+    let inputs = [("dout", dout), ("x", x)];
+    check.disjoint(&outputs, &inputs)?;
+    match device {
+        Device::Cpu(cpu) => cpu::backward_weight(cpu, args, m, n, k),
+        Device::Null(null) => {
+            let bias = if dbias.is_some() { m as u64 * n as u64 } else { 0 };
+            let outputs = bytes(&outputs) << u32::from(accumulate);
+            null.record(check.op, flops(m, n, k) + bias, outputs + bytes(&inputs));
+        }
+    }
+    Ok(())
+}
+
+type Named<'a> = (&'static str, &'a Tensor);
+
+fn named<'a, const N: usize>(all: [Option<Named<'a>>; N]) -> Vec<Named<'a>> {
+    all.into_iter().flatten().collect()
+}
+
+fn bytes(tensors: &[Named<'_>]) -> u64 {
+    tensors.iter().map(|(_, t)| t.bytes() as u64).sum()
+}
+
+fn flops(m: usize, n: usize, k: usize) -> u64 {
+    2 * m as u64 * n as u64 * k as u64
 }
