@@ -4,9 +4,17 @@
 //! `mhat = m / (1 - beta1^step)`, `vhat = v / (1 - beta2^step)`; `p -= lr * (mhat / (sqrt(vhat) + eps) + weight_decay * p)`, `p` from the master
 //! weights where there are any. All arithmetic f32.
 
-use tilewright_core::{Error, Result};
+use tilewright_core::{DType, Result};
 
+use crate::check::Check;
+use crate::cpu::element::with_element;
 use crate::{Device, Tensor};
+
+mod cpu;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
 
 /// Clipping by global norm.
 pub struct Clip<'a> {
@@ -78,22 +86,112 @@ pub struct Round<'a> {
 
 /// Runs [`Update`].
 pub fn update(device: &Device, args: &Update<'_>) -> Result<()> {
-    let _ = args;
-    Err(Error::Unsupported {
-        op: "adamw.update",
-        device: device.name(),
-        what: "this op".into(),
-        hint: "it is being built".into(),
-    })
+    let check = Check::new("adamw.update", device);
+    let Update { param, master, grad, m, v, .. } = *args;
+    let shape = param.shape();
+    check.float("param", param, &shape)?;
+    check.float("grad", grad, &shape)?;
+    check.typed("m", m, DType::F32, &shape)?;
+    check.typed("v", v, DType::F32, &shape)?;
+    let mut written = vec![("param", param), ("grad", grad), ("m", m), ("v", v)];
+    if let Some(master) = master {
+        check.typed("master", master, DType::F32, &shape)?;
+        written.push(("master", master));
+    }
+    let mut read = Vec::new();
+    if let Some(Clip { norm, max_norm }) = args.clip {
+        check.typed("norm", norm, DType::F32, &[1])?;
+        check.argument(max_norm.is_finite() && max_norm > 0.0, || {
+            format!("`max_norm` is {max_norm}; it must be positive and finite (no clipping is `clip: None`)")
+        })?;
+        read.push(("norm", norm));
+    }
+    check.disjoint(&written, &read)?;
+    check_scalars(&check, args)?;
+    check_layers(&check, param, args.layers)?;
+    match device {
+        Device::Cpu(cpu) => {
+            let step = Step::new(args, args.clip.as_ref().map_or(Ok(1.0), clip_scale)?);
+            with_element!(param.dtype(), P => with_element!(grad.dtype(), G => cpu::update::<P, G>(cpu, args, &step)));
+        }
+        Device::Null(null) => {
+            // Everything is read and written, but `grad` is only read unless it is zeroed, and `param` only written beside a master.
+            let all: usize = 2 * written.iter().map(|(_, t)| t.bytes()).sum::<usize>();
+            let less = if args.zero_grad { 0 } else { grad.bytes() } + if master.is_some() { param.bytes() } else { 0 };
+            null.record(check.op, 20 * param.numel() as u64, (all - less) as u64);
+        }
+    }
+    Ok(())
 }
 
 /// Runs [`Round`].
 pub fn round(device: &Device, args: &Round<'_>) -> Result<()> {
-    let _ = args;
-    Err(Error::Unsupported {
-        op: "adamw.round",
-        device: device.name(),
-        what: "this op".into(),
-        hint: "it is being built".into(),
+    let check = Check::new("adamw.round", device);
+    let Round { master, param, rounding, layers } = *args;
+    check.typed("master", master, DType::F32, &master.shape())?;
+    check.float("param", param, &master.shape())?;
+    check.disjoint(&[("param", param)], &[("master", master)])?;
+    check_layers(&check, param, layers)?;
+    match device {
+        Device::Cpu(cpu) => with_element!(param.dtype(), P => cpu::round::<P>(cpu, master, param, rounding, layers)),
+        Device::Null(null) => null.record(check.op, 0, (master.bytes() + param.bytes()) as u64),
+    }
+    Ok(())
+}
+
+/// The scalars of one update, as the kernel uses them.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    grad_scale: f32,
+    lr: f32,
+    beta1: f32,
+    beta2: f32,
+    /// `1 - beta1^step`, by f64 powers: in f32 the difference would lose up to half of its digits.
+    correction1: f32,
+    /// `1 - beta2^step`.
+    correction2: f32,
+    eps: f32,
+    weight_decay: f32,
+}
+
+impl Step {
+    fn new(args: &Update<'_>, clip_scale: f32) -> Self {
+        let correction = |beta: f32| (1.0 - f64::from(beta).powf(args.step as f64)) as f32;
+        Step {
+            grad_scale: args.grad_scale * clip_scale,
+            lr: args.lr,
+            beta1: args.beta1,
+            beta2: args.beta2,
+            correction1: correction(args.beta1),
+            correction2: correction(args.beta2),
+            eps: args.eps,
+            weight_decay: args.weight_decay,
+        }
+    }
+}
+
+fn clip_scale(clip: &Clip<'_>) -> Result<f32> {
+    let mut norm = [0.0];
+    clip.norm.read_f32_into(&mut norm)?;
+    Ok(if norm[0] > clip.max_norm { clip.max_norm / norm[0] } else { 1.0 })
+}
+
+fn check_scalars(check: &Check<'_>, args: &Update<'_>) -> Result<()> {
+    check.argument(args.step >= 1, || "`step` is 0; the first update is step 1".into())?;
+    for (name, value) in [("beta1", args.beta1), ("beta2", args.beta2)] {
+        check.argument((0.0..1.0).contains(&value), || format!("`{name}` is {value}; it must lie in [0, 1)"))?;
+    }
+    check.argument(args.eps.is_finite() && args.eps >= 0.0, || {
+        format!("`eps` is {}; it must be finite and not negative", args.eps)
+    })?;
+    for (name, value) in [("lr", args.lr), ("weight_decay", args.weight_decay), ("grad_scale", args.grad_scale)] {
+        check.argument(value.is_finite(), || format!("`{name}` is {value}; it must be finite"))?;
+    }
+    Ok(())
+}
+
+fn check_layers(check: &Check<'_>, param: &Tensor, layers: usize) -> Result<()> {
+    check.argument(layers >= 1 && param.numel().is_multiple_of(layers), || {
+        format!("`layers` is {layers}, which does not divide `param` of shape {}", param.shape())
     })
 }
