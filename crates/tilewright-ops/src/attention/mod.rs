@@ -2,11 +2,27 @@
 //!
 //! `q`, `k` and `v` lie in one `(B, T, 3C)` tensor as llm.c lays them: columns `[0, C)` q, `[C, 2C)` k, `[2C, 3C)` v, head `h` in columns
 //! `h*hs..(h+1)*hs` of each third. `lse[b, h, t]` is the natural log of the sum of `exp(scale * q.k)` over the visible keys: all that the
-//! backward needs beside the output. Statistics and accumulation in f32. Deterministic for any number of threads.
+//! backward needs beside the output. `scale` is `1 / sqrt(hs)`. The backward forms `D = sum over d of dout * out` in its workspace, recomputes
+//! `P = exp(scale * q.k - lse)`, and gives `dv = P^T dout`, `dS = P * (dout v^T - D)`, `dq = scale * dS k`, `dk = scale * dS^T q`.
+//!
+//! All float tensors of a call but `lse` share one storage dtype; statistics and accumulation are f32, and a result is rounded once. A
+//! masked score has probability exactly zero, even where it is not a number. Deterministic for any number of threads.
 
-use tilewright_core::{Error, Result};
+mod cpu;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
 
-use crate::{Device, Tensor};
+use tilewright_core::Result;
+
+use crate::check::Check;
+use crate::cpu::element::with_element;
+use crate::{DType, Device, Tensor};
+use cpu::Sizes;
+
+/// The largest head size.
+pub const MAX_HEAD: usize = 256;
 
 /// Which keys a query sees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,41 +84,132 @@ pub struct Decode<'a> {
     pub out: &'a Tensor,
 }
 
-/// Bytes of workspace that [`forward`] and [`backward`] need.
+/// Bytes of workspace that [`forward`] and [`backward`] need. Depends on the shape and on the device's number of threads.
 pub fn workspace_bytes(device: &Device, b: usize, t: usize, c: usize, heads: usize) -> usize {
-    let _ = (device, b, t, c, heads);
-    0
+    let sizes = Sizes { b, t, heads, head: c / heads.max(1) };
+    cpu::workspace_floats(sizes, device.threads()) * size_of::<f32>()
+}
+
+/// Checks what all three have in common: `qkv` is some rows of `3C` floats, and the heads divide `C`.
+fn split_heads(check: &Check<'_>, qkv: &Tensor, heads: usize) -> Result<(usize, usize)> {
+    let width = qkv.shape().dims().last().copied().unwrap_or(0);
+    check
+        .argument(width.is_multiple_of(3), || format!("`qkv` has {width} columns; q, k and v need a multiple of 3"))?;
+    let c = width / 3;
+    check.argument(heads > 0 && c > 0 && c.is_multiple_of(heads), || {
+        format!("`heads` is {heads}, which does not divide C = {c}; choose a divisor")
+    })?;
+    let head = c / heads;
+    check.argument(head <= MAX_HEAD, || {
+        format!("the head size is {head} (C = {c}, {heads} heads); at most {MAX_HEAD} is supported, use more heads")
+    })?;
+    Ok((c, head))
+}
+
+/// `B` and `T` of the `(B, T, 3C)` input.
+fn batch_and_length(check: &Check<'_>, qkv: &Tensor) -> Result<(usize, usize)> {
+    match *qkv.shape().dims() {
+        [b, t, _] => Ok((b, t)),
+        _ => {
+            let want = "(B, T, 3C)".to_owned();
+            Err(tilewright_core::Error::Shape { op: check.op, what: "qkv", got: qkv.shape(), want })
+        }
+    }
+}
+
+/// The workspace as f32, exactly as large as needed.
+fn workspace(check: &Check<'_>, t: &Tensor, floats: usize) -> Result<Tensor> {
+    check.workspace(t, floats * size_of::<f32>())?;
+    t.reinterpret(0, DType::F32, &[floats])
+}
+
+/// Multiply-adds of one product over the visible half, counted as two.
+fn product_flops(sizes: Sizes) -> u64 {
+    let pairs = (sizes.t as u64) * (sizes.t as u64 + 1) / 2;
+    2 * pairs * (sizes.b * sizes.heads * sizes.head) as u64
 }
 
 /// Runs [`Forward`].
 pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
-    let _ = args;
-    Err(Error::Unsupported {
-        op: "attention.forward",
-        device: device.name(),
-        what: "this op".into(),
-        hint: "it is being built".into(),
-    })
+    let Forward { qkv, heads, mask: Mask::Causal, out, lse, workspace: scratch } = *args;
+    let check = Check::new("attention.forward", device);
+    let (b, t) = batch_and_length(&check, qkv)?;
+    let (c, head) = split_heads(&check, qkv, heads)?;
+    let sizes = Sizes { b, t, heads, head };
+    check.float("qkv", qkv, &[b, t, 3 * c])?;
+    check.typed("out", out, qkv.dtype(), &[b, t, c])?;
+    check.typed("lse", lse, DType::F32, &[b, heads, t])?;
+    let floats = cpu::workspace_floats(sizes, device.threads());
+    let scratch = workspace(&check, scratch, floats)?;
+    check.disjoint(&[("out", out), ("lse", lse), ("workspace", &scratch)], &[("qkv", qkv)])?;
+    match device {
+        Device::Cpu(cpu) => {
+            with_element!(qkv.dtype(), T => cpu::forward::<T>(cpu, sizes, qkv, out, lse, &scratch));
+        }
+        Device::Null(null) => {
+            let bytes = qkv.bytes() + out.bytes() + lse.bytes();
+            null.record(check.op, 2 * product_flops(sizes), bytes as u64);
+        }
+    }
+    Ok(())
 }
 
 /// Runs [`Backward`].
 pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
-    let _ = args;
-    Err(Error::Unsupported {
-        op: "attention.backward",
-        device: device.name(),
-        what: "this op".into(),
-        hint: "it is being built".into(),
-    })
+    let Backward { qkv, heads, mask: Mask::Causal, out, lse, dout, dqkv, workspace: scratch } = *args;
+    let check = Check::new("attention.backward", device);
+    let (b, t) = batch_and_length(&check, qkv)?;
+    let (c, head) = split_heads(&check, qkv, heads)?;
+    let sizes = Sizes { b, t, heads, head };
+    check.float("qkv", qkv, &[b, t, 3 * c])?;
+    check.typed("out", out, qkv.dtype(), &[b, t, c])?;
+    check.typed("lse", lse, DType::F32, &[b, heads, t])?;
+    check.typed("dout", dout, qkv.dtype(), &[b, t, c])?;
+    check.typed("dqkv", dqkv, qkv.dtype(), &[b, t, 3 * c])?;
+    let floats = cpu::workspace_floats(sizes, device.threads());
+    let scratch = workspace(&check, scratch, floats)?;
+    check.disjoint(
+        &[("dqkv", dqkv), ("workspace", &scratch)],
+        &[("qkv", qkv), ("out", out), ("lse", lse), ("dout", dout)],
+    )?;
+    match device {
+        Device::Cpu(cpu) => {
+            let tensors = cpu::BackwardTensors { qkv, out, lse, dout, dqkv, workspace: &scratch };
+            with_element!(qkv.dtype(), T => cpu::backward::<T>(cpu, sizes, &tensors));
+        }
+        Device::Null(null) => {
+            let bytes = qkv.bytes() + out.bytes() + lse.bytes() + dout.bytes() + dqkv.bytes();
+            null.record(check.op, 5 * product_flops(sizes), bytes as u64);
+        }
+    }
+    Ok(())
 }
 
 /// Runs [`Decode`].
 pub fn decode(device: &Device, args: &Decode<'_>) -> Result<()> {
-    let _ = args;
-    Err(Error::Unsupported {
-        op: "attention.decode",
-        device: device.name(),
-        what: "this op".into(),
-        hint: "it is being built".into(),
-    })
+    let Decode { qkv, heads, position, k_cache, v_cache, out } = *args;
+    let check = Check::new("attention.decode", device);
+    let (c, head) = split_heads(&check, qkv, heads)?;
+    let b = qkv.numel() / (3 * c);
+    check.float("qkv", qkv, &[b, 3 * c])?;
+    let longest = k_cache.shape().dims().get(1).copied().unwrap_or(0);
+    check.typed("k_cache", k_cache, qkv.dtype(), &[b, longest, c])?;
+    check.typed("v_cache", v_cache, qkv.dtype(), &[b, longest, c])?;
+    check.typed("out", out, qkv.dtype(), &[b, c])?;
+    check.argument(position < longest, || {
+        format!("`position` is {position}, but the caches hold {longest} positions; start a new context or use longer caches")
+    })?;
+    check.disjoint(&[("out", out), ("k_cache", k_cache), ("v_cache", v_cache)], &[("qkv", qkv)])?;
+    match device {
+        Device::Cpu(cpu) => {
+            let tensors = cpu::DecodeTensors { heads, head, position, qkv, k_cache, v_cache, out };
+            with_element!(qkv.dtype(), T => cpu::decode::<T>(cpu, b, longest, &tensors));
+        }
+        Device::Null(null) => {
+            let keys = position as u64 + 1;
+            let cached = 2 * keys * (b * c * qkv.dtype().size()) as u64;
+            null.record(check.op, 4 * keys * (b * c) as u64, cached + (qkv.bytes() + out.bytes()) as u64);
+        }
+    }
+    Ok(())
 }

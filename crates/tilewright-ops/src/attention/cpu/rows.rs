@@ -1,0 +1,278 @@
+//! The element-wise passes between the products: online softmax, its gradient, packing.
+
+use super::simd::{Simd, WIDTH, simd_kernel};
+use crate::cpu::Element;
+
+/// A block of scores on its way to probabilities: `rows` queries against `width` keys, row stride `stride`.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    pub(super) rows: usize,
+    /// Keys, padding included: a multiple of the register width.
+    pub(super) width: usize,
+    /// Keys that exist.
+    pub(super) keys: usize,
+    pub(super) stride: usize,
+    /// Row `i` sees keys `0..=i + offset`.
+    pub(super) offset: isize,
+}
+
+impl Block {
+    #[inline(always)]
+    fn visible(&self, row: usize) -> usize {
+        (row as isize + 1 + self.offset).clamp(0, self.keys as isize) as usize
+    }
+}
+
+/// Turns raw scores `q.k` into `2^(c * score - max)` with the running maximum (in units of log2), zero where masked, and updates the
+/// running sum. `output` rows are rescaled to the new maximum.
+///
+/// # Safety
+/// The pointers are valid for the block, `rows` statistics and `rows * head_stride` outputs.
+#[inline(always)]
+unsafe fn softmax_body<S: Simd>(
+    block: Block,
+    c: f32,
+    scores: *mut f32,
+    max: *mut f32,
+    sum: *mut f32,
+    output: *mut f32,
+    head_stride: usize,
+) {
+    unsafe {
+        let lowest = S::splat(f32::NEG_INFINITY);
+        let factor = S::splat(c);
+        for row in 0..block.rows {
+            let visible = block.visible(row);
+            let s = scores.add(row * block.stride);
+            // Whole registers, one mixed, then only masked ones.
+            let whole = visible / S::LANES * S::LANES;
+            let mut highest = lowest;
+            for j in (0..whole).step_by(S::LANES) {
+                highest = highest.max_or_self(S::load(s.add(j)));
+            }
+            let rest = visible - whole;
+            if rest > 0 {
+                highest = highest.max_or_self(S::load(s.add(whole)).below(rest, lowest));
+            }
+            let old = *max.add(row);
+            let new = old.max(highest.reduce_max() * c);
+            let negated = S::splat(-new);
+            let mut total = S::splat(0.0);
+            let mut j = 0;
+            while j < whole {
+                let p = S::load(s.add(j)).fma(factor, negated).exp2();
+                p.store(s.add(j));
+                total = total.add(p);
+                j += S::LANES;
+            }
+            if rest > 0 {
+                let p = S::load(s.add(j)).fma(factor, negated).exp2().below(rest, S::splat(0.0));
+                p.store(s.add(j));
+                total = total.add(p);
+                j += S::LANES;
+            }
+            while j < block.width {
+                S::splat(0.0).store(s.add(j));
+                j += S::LANES;
+            }
+            if visible == 0 {
+                continue;
+            }
+            let added = total.reduce_add();
+            if new == old {
+                *sum.add(row) += added;
+                continue;
+            }
+            // The first block comes from -inf: 2^-inf is 0.
+            let rescale = (old - new).exp2();
+            *max.add(row) = new;
+            *sum.add(row) = *sum.add(row) * rescale + added;
+            let (out, rescale) = (output.add(row * head_stride), S::splat(rescale));
+            for d in (0..head_stride).step_by(S::LANES) {
+                S::load(out.add(d)).mul(rescale).store(out.add(d));
+            }
+        }
+    }
+}
+
+simd_kernel! {
+    /// See the body.
+    pub(super) unsafe fn softmax [] (block: Block, c: f32, scores: *mut f32, max: *mut f32, sum: *mut f32, output: *mut f32, head_stride: usize) = softmax_body
+}
+
+/// `scores` becomes `P = 2^(c * score - lse)` and `dscores`, which holds `dP = dout v^T`, becomes `P * (dP - D)`; both zero where masked.
+///
+/// # Safety
+/// The pointers are valid for the block and for `rows` statistics.
+#[inline(always)]
+unsafe fn softmax_backward_body<S: Simd>(
+    block: Block,
+    c: f32,
+    scores: *mut f32,
+    dscores: *mut f32,
+    lse: *const f32,
+    dot: *const f32,
+) {
+    unsafe {
+        let (zero, factor) = (S::splat(0.0), S::splat(c));
+        for row in 0..block.rows {
+            let visible = block.visible(row);
+            let (s, ds) = (scores.add(row * block.stride), dscores.add(row * block.stride));
+            let (negated, d) = (S::splat(-*lse.add(row)), S::splat(*dot.add(row)));
+            let mut j = 0;
+            while j + S::LANES <= visible {
+                let p = S::load(s.add(j)).fma(factor, negated).exp2();
+                p.store(s.add(j));
+                p.mul(S::load(ds.add(j)).sub(d)).store(ds.add(j));
+                j += S::LANES;
+            }
+            if j < visible {
+                // What is masked may hold anything, NaN included: chosen away, not multiplied by zero.
+                let rest = visible - j;
+                let p = S::load(s.add(j)).fma(factor, negated).exp2().below(rest, zero);
+                p.store(s.add(j));
+                p.mul(S::load(ds.add(j)).sub(d)).below(rest, zero).store(ds.add(j));
+                j += S::LANES;
+            }
+            while j < block.width {
+                zero.store(s.add(j));
+                zero.store(ds.add(j));
+                j += S::LANES;
+            }
+        }
+    }
+}
+
+simd_kernel! {
+    /// See the body.
+    pub(super) unsafe fn softmax_backward [] (block: Block, c: f32, scores: *mut f32, dscores: *mut f32, lse: *const f32, dot: *const f32) = softmax_backward_body
+}
+
+/// Widens `rows` rows of `head` elements to f32, padded with zeros to `head_stride`.
+///
+/// # Safety
+/// `src` is valid for the rows at stride `src_stride`, `dst` for `rows * head_stride`.
+#[inline(always)]
+unsafe fn widen_body<S: Simd, T: Element>(
+    src: *const T,
+    src_stride: usize,
+    rows: usize,
+    head: usize,
+    dst: *mut f32,
+    head_stride: usize,
+) {
+    for row in 0..rows {
+        // SAFETY: the caller's promise.
+        let (from, to) = unsafe {
+            (
+                std::slice::from_raw_parts(src.add(row * src_stride), head),
+                std::slice::from_raw_parts_mut(dst.add(row * head_stride), head_stride),
+            )
+        };
+        for (t, f) in to.iter_mut().zip(from) {
+            *t = f.to_f32();
+        }
+        to[head..].fill(0.0);
+    }
+}
+
+simd_kernel! {
+    /// See the body.
+    pub(super) unsafe fn widen [T: Element] (src: *const T, src_stride: usize, rows: usize, head: usize, dst: *mut f32, head_stride: usize) = widen_body
+}
+
+/// Rounds `rows` rows of `head` elements to storage, each times `scale` and, with `row_scale`, divided by its row's value.
+///
+/// # Safety
+/// As for [`widen`], the other way, and `divide` is null or valid for `rows`.
+#[inline(always)]
+unsafe fn narrow_body<S: Simd, T: Element>(
+    src: *const f32,
+    head_stride: usize,
+    rows: usize,
+    head: usize,
+    scale: f32,
+    divide: *const f32,
+    dst: *mut T,
+    dst_stride: usize,
+) {
+    for row in 0..rows {
+        // SAFETY: the caller's promise.
+        let (from, to, factor) = unsafe {
+            (
+                std::slice::from_raw_parts(src.add(row * head_stride), head),
+                std::slice::from_raw_parts_mut(dst.add(row * dst_stride), head),
+                if divide.is_null() { scale } else { scale / *divide.add(row) },
+            )
+        };
+        for (t, f) in to.iter_mut().zip(from) {
+            *t = T::from_f32(f * factor);
+        }
+    }
+}
+
+simd_kernel! {
+    /// See the body.
+    pub(super) unsafe fn narrow [T: Element] (src: *const f32, head_stride: usize, rows: usize, head: usize, scale: f32, divide: *const f32, dst: *mut T, dst_stride: usize) = narrow_body
+}
+
+/// `dst (head, width) = src (rows, head_stride)^T`, columns beyond `rows` zero.
+///
+/// # Safety
+/// `src` is valid for `rows * head_stride`, `dst` for `head * width`, `rows <= width`, both strides multiples of [`WIDTH`].
+#[inline(always)]
+unsafe fn transpose_body<S: Simd>(
+    src: *const f32,
+    head_stride: usize,
+    rows: usize,
+    head: usize,
+    dst: *mut f32,
+    width: usize,
+) {
+    unsafe {
+        for j in (0..width).step_by(WIDTH) {
+            let live = rows.saturating_sub(j).min(WIDTH);
+            for d in 0..head {
+                let mut column = [0.0f32; WIDTH];
+                for (i, x) in column[..live].iter_mut().enumerate() {
+                    *x = *src.add((j + i) * head_stride + d);
+                }
+                dst.add(d * width + j).cast::<[f32; WIDTH]>().write_unaligned(column);
+            }
+        }
+    }
+}
+
+simd_kernel! {
+    /// See the body.
+    pub(super) unsafe fn transpose [] (src: *const f32, head_stride: usize, rows: usize, head: usize, dst: *mut f32, width: usize) = transpose_body
+}
+
+/// `dot[i] = sum over d of a[i, d] * b[i, d]`.
+///
+/// # Safety
+/// `a` and `b` are valid for `rows * head_stride`, `dot` for `rows`.
+#[inline(always)]
+unsafe fn row_dots_body<S: Simd>(a: *const f32, b: *const f32, rows: usize, head_stride: usize, dot: *mut f32) {
+    unsafe {
+        for row in 0..rows {
+            *dot.add(row) = dot_product::<S>(a.add(row * head_stride), b.add(row * head_stride), head_stride);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_product<S: Simd>(a: *const f32, b: *const f32, n: usize) -> f32 {
+    unsafe {
+        let mut sum = S::splat(0.0);
+        for d in (0..n).step_by(S::LANES) {
+            sum = S::load(a.add(d)).fma(S::load(b.add(d)), sum);
+        }
+        sum.reduce_add()
+    }
+}
+
+simd_kernel! {
+    /// See the body.
+    pub(super) unsafe fn row_dots [] (a: *const f32, b: *const f32, rows: usize, head_stride: usize, dot: *mut f32) = row_dots_body
+}
