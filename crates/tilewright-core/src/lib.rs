@@ -4,6 +4,8 @@
 
 pub mod dtype;
 pub mod error;
+pub mod format;
+pub mod fs;
 pub mod gpt2;
 pub mod rng;
 pub mod shape;
