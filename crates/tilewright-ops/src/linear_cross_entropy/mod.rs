@@ -6,9 +6,24 @@
 //! Three entries: [`forward`] walks vocabulary tiles with an online log-sum-exp and needs a workspace of one tile; [`backward`] recomputes the
 //! tiles from `lse` (8 N V D operations in all with the forward); [`forward_backward`] keeps the logits of a bounded chunk of rows and makes loss
 //! and gradients in one walk (6 N V D operations), for trainers, which know `dloss` beforehand.
+//!
+//! Each float tensor may have its own storage type. A gradient stored in 16 bits is summed in f32 and rounded once, which costs one more
+//! recompute (2 N V D operations) where its f32 sums would outgrow the workspace: in `forward_backward` for a 16-bit `dweight` and more rows
+//! than a chunk, in `backward` when both gradients are 16-bit and `dhidden` is larger than 8 MiB in f32.
+//!
+//! No workspace grows with `N V`: beyond buffers of fixed numbers of rows and columns there are at most 12 bytes a row. The same inputs give
+//! the same bits for any number of threads, and ignoring a row gives the same bits as deleting it.
 
-use tilewright_core::{Error, Result};
+mod cpu;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
 
+use tilewright_core::{DType, Error, Result};
+
+use self::cpu::Layout;
+use crate::check::Check;
 use crate::{Device, Tensor};
 
 /// Loss only.
@@ -85,51 +100,204 @@ pub struct ForwardBackward<'a> {
 
 /// Bytes of workspace that [`forward`] needs.
 pub fn forward_workspace_bytes(device: &Device, n: usize, d: usize, vp: usize) -> usize {
-    let _ = (device, n, d, vp);
-    0
+    let _ = device;
+    Layout::forward(n, d, vp).bytes()
 }
 
 /// Bytes of workspace that [`backward`] needs.
 pub fn backward_workspace_bytes(device: &Device, n: usize, d: usize, vp: usize) -> usize {
-    let _ = (device, n, d, vp);
-    0
+    let _ = device;
+    Layout::backward(n, d, vp).bytes()
 }
 
 /// Bytes of workspace that [`forward_backward`] needs.
 pub fn forward_backward_workspace_bytes(device: &Device, n: usize, d: usize, vp: usize) -> usize {
-    let _ = (device, n, d, vp);
-    0
+    let _ = device;
+    Layout::training(n, d, vp).bytes()
 }
 
 /// Runs [`Forward`].
 pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
-    let _ = args;
-    Err(Error::Unsupported {
-        op: "linear_cross_entropy.forward",
-        device: device.name(),
-        what: "this op".into(),
-        hint: "it is being built".into(),
-    })
+    let head = Head::of_forward(args);
+    let (n, d, vp) = head.dims();
+    forward_with(device, args, &Layout::forward(n, d, vp))
 }
 
 /// Runs [`Backward`].
 pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
-    let _ = args;
-    Err(Error::Unsupported {
-        op: "linear_cross_entropy.backward",
-        device: device.name(),
-        what: "this op".into(),
-        hint: "it is being built".into(),
-    })
+    let head = Head::of_backward(args);
+    let (n, d, vp) = head.dims();
+    backward_with(device, args, &Layout::backward(n, d, vp))
 }
 
 /// Runs [`ForwardBackward`].
 pub fn forward_backward(device: &Device, args: &ForwardBackward<'_>) -> Result<()> {
-    let _ = args;
-    Err(Error::Unsupported {
-        op: "linear_cross_entropy.forward_backward",
-        device: device.name(),
-        what: "this op".into(),
-        hint: "it is being built".into(),
-    })
+    let head = Head::of_training(args);
+    let (n, d, vp) = head.dims();
+    forward_backward_with(device, args, &Layout::training(n, d, vp))
+}
+
+/// [`forward`] with tiles of the caller's choice, so that tests reach many tiles with few numbers.
+fn forward_with(device: &Device, args: &Forward<'_>, layout: &Layout) -> Result<()> {
+    let head = Head::of_forward(args);
+    let check = Check::new("linear_cross_entropy.forward", device);
+    let (n, d, _) = head.check(&check)?;
+    per_row(&check, "losses", args.losses, DType::F32, n)?;
+    per_row(&check, "lse", args.lse, DType::F32, n)?;
+    check.workspace(args.workspace, layout.bytes())?;
+    check.disjoint(
+        &[("losses", args.losses), ("lse", args.lse), ("workspace", args.workspace)],
+        &[("hidden", args.hidden), ("weight", args.weight), ("targets", args.targets)],
+    )?;
+    head.check_targets(&check)?;
+    match device {
+        Device::Cpu(cpu) => cpu::forward(cpu, args, layout),
+        Device::Null(null) => {
+            null.record(check.op, flops(2, n, args.vocab, d), head.bytes() + moved(&[args.losses, args.lse]));
+            Ok(())
+        }
+    }
+}
+
+/// [`backward`] with tiles of the caller's choice.
+fn backward_with(device: &Device, args: &Backward<'_>, layout: &Layout) -> Result<()> {
+    let head = Head::of_backward(args);
+    let check = Check::new("linear_cross_entropy.backward", device);
+    let (n, d, vp) = head.check(&check)?;
+    per_row(&check, "lse", args.lse, DType::F32, n)?;
+    check.matrix("dhidden", args.dhidden, n, d)?;
+    check.matrix("dweight", args.dweight, vp, d)?;
+    check.workspace(args.workspace, layout.bytes())?;
+    check.disjoint(
+        &[("dhidden", args.dhidden), ("dweight", args.dweight), ("workspace", args.workspace)],
+        &[("hidden", args.hidden), ("weight", args.weight), ("targets", args.targets), ("lse", args.lse)],
+    )?;
+    head.check_targets(&check)?;
+    match device {
+        Device::Cpu(cpu) => cpu::backward(cpu, args, layout),
+        Device::Null(null) => {
+            let factor = if layout.recomputes_twice(args.dhidden.dtype(), args.dweight.dtype(), n) { 8 } else { 6 };
+            let bytes =
+                head.bytes() + moved(&[args.lse, args.dhidden]) + updated(args.dweight, args.accumulate_dweight);
+            null.record(check.op, flops(factor, n, args.vocab, d), bytes);
+            Ok(())
+        }
+    }
+}
+
+/// [`forward_backward`] with tiles of the caller's choice.
+fn forward_backward_with(device: &Device, args: &ForwardBackward<'_>, layout: &Layout) -> Result<()> {
+    let head = Head::of_training(args);
+    let check = Check::new("linear_cross_entropy.forward_backward", device);
+    let (n, d, vp) = head.check(&check)?;
+    per_row(&check, "losses", args.losses, DType::F32, n)?;
+    check.matrix("dhidden", args.dhidden, n, d)?;
+    check.matrix("dweight", args.dweight, vp, d)?;
+    check.workspace(args.workspace, layout.bytes())?;
+    check.disjoint(
+        &[("losses", args.losses), ("dhidden", args.dhidden), ("dweight", args.dweight), ("workspace", args.workspace)],
+        &[("hidden", args.hidden), ("weight", args.weight), ("targets", args.targets)],
+    )?;
+    head.check_targets(&check)?;
+    match device {
+        Device::Cpu(cpu) => cpu::forward_backward(cpu, args, layout),
+        Device::Null(null) => {
+            let factor = if layout.recomputes_for_dweight(args.dweight.dtype(), n) { 8 } else { 6 };
+            let bytes =
+                head.bytes() + moved(&[args.losses, args.dhidden]) + updated(args.dweight, args.accumulate_dweight);
+            null.record(check.op, flops(factor, n, args.vocab, d), bytes);
+            Ok(())
+        }
+    }
+}
+
+/// What the three entries share.
+#[derive(Clone, Copy)]
+struct Head<'a> {
+    hidden: &'a Tensor,
+    weight: &'a Tensor,
+    vocab: usize,
+    targets: &'a Tensor,
+    ignore_index: i32,
+}
+
+impl<'a> Head<'a> {
+    fn of_forward(a: &Forward<'a>) -> Self {
+        Head { hidden: a.hidden, weight: a.weight, vocab: a.vocab, targets: a.targets, ignore_index: a.ignore_index }
+    }
+
+    fn of_backward(a: &Backward<'a>) -> Self {
+        Head { hidden: a.hidden, weight: a.weight, vocab: a.vocab, targets: a.targets, ignore_index: a.ignore_index }
+    }
+
+    fn of_training(a: &ForwardBackward<'a>) -> Self {
+        Head { hidden: a.hidden, weight: a.weight, vocab: a.vocab, targets: a.targets, ignore_index: a.ignore_index }
+    }
+
+    /// `(N, D, Vp)` as the tensors have them.
+    fn dims(&self) -> (usize, usize, usize) {
+        let (n, d) = self.hidden.shape().as_matrix();
+        (n, d, self.weight.shape().as_matrix().0)
+    }
+
+    fn check(&self, check: &Check<'_>) -> Result<(usize, usize, usize)> {
+        let (n, d, vp) = self.dims();
+        check.matrix("hidden", self.hidden, n, d)?;
+        check.matrix("weight", self.weight, vp, d)?;
+        check.argument(d > 0, || "`hidden` has rows of width 0; give it at least one column".into())?;
+        check.argument((1..=vp).contains(&self.vocab), || {
+            format!("`vocab` is {}, allowed is 1 to the {vp} rows of `weight`", self.vocab)
+        })?;
+        per_row(check, "targets", self.targets, DType::I32, n)?;
+        Ok((n, d, vp))
+    }
+
+    /// Reads every target before anything is written.
+    fn check_targets(&self, check: &Check<'_>) -> Result<()> {
+        if let Device::Null(_) = check.device {
+            return Ok(());
+        }
+        // SAFETY: the dtype was checked, and a tensor is not `Send`, so nothing writes to it now.
+        let targets = unsafe { self.targets.slice_of::<i32>() };
+        let bad = |&t: &i32| t != self.ignore_index && !usize::try_from(t).is_ok_and(|t| t < self.vocab);
+        match targets.iter().position(bad) {
+            None => Ok(()),
+            Some(row) => Err(Error::Argument {
+                op: check.op,
+                what: format!(
+                    "`targets` row {row} is {}, allowed are 0 to {} and ignore_index {}",
+                    targets[row],
+                    self.vocab - 1,
+                    self.ignore_index
+                ),
+            }),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        moved(&[self.hidden, self.weight, self.targets])
+    }
+}
+
+/// One element a row, in whatever shape the caller keeps its batch.
+fn per_row(check: &Check<'_>, what: &'static str, t: &Tensor, dtype: DType, n: usize) -> Result<()> {
+    check.typed(what, t, dtype, t.shape().dims())?;
+    if t.numel() != n {
+        let want = format!("{n} elements, one a row of `hidden`");
+        return Err(Error::Shape { op: check.op, what, got: t.shape(), want });
+    }
+    Ok(())
+}
+
+fn moved(tensors: &[&Tensor]) -> u64 {
+    tensors.iter().map(|t| t.bytes() as u64).sum()
+}
+
+/// A buffer that is written, and read before when accumulated into.
+fn updated(t: &Tensor, accumulate: bool) -> u64 {
+    t.bytes() as u64 * if accumulate { 2 } else { 1 }
+}
+
+fn flops(factor: u64, n: usize, v: usize, d: usize) -> u64 {
+    factor * n as u64 * v as u64 * d as u64
 }
