@@ -11,6 +11,7 @@ use std::ops::Range;
 use self::layout::Buffers;
 pub(super) use self::layout::Layout;
 use super::{Backward, Forward, ForwardBackward, Head};
+use crate::cpu::disjoint::Disjoint;
 use crate::cpu::element::with_element;
 use crate::cpu::gemm::{Epilogue, MatRef, gemm};
 use crate::cpu::{Cpu, Element};
@@ -226,10 +227,10 @@ impl<'a> Walk<'a> {
 
     /// Folds a tile of logits into the running maximum, sum and target logit of its rows.
     fn merge_stats(&self, block: &Range<usize>, columns: Range<usize>, tile: &mut [f32], stats: &mut [kernels::Stats]) {
-        let (isa, stats) = (self.cpu.isa(), kernels::Shared::new(stats));
+        let (isa, stats) = (self.cpu.isa(), Disjoint::new(stats));
         self.each_row(block, &columns, tile, |i, target, logits| {
             // SAFETY: each row of a block is visited once.
-            let stats = unsafe { stats.at(i) };
+            let stats = &mut unsafe { stats.part(i, i + 1) }[0];
             kernels::merge(isa, logits, stats);
             if let Some(t) = target {
                 stats.target = logits[t];
@@ -267,12 +268,12 @@ impl<'a> Walk<'a> {
         const ROWS_PER_TASK: usize = 8;
         let (ld, rows) = (self.layout.ld, &self.index[block.clone()]);
         assert!(tile.len() >= rows.len() * ld && columns.len() <= ld);
-        let tile = kernels::Shared::new(tile);
+        let tile = Disjoint::new(tile);
         self.cpu.pool().run(rows.len().div_ceil(ROWS_PER_TASK), &|task, _| {
             let start = task * ROWS_PER_TASK;
             for i in start..(start + ROWS_PER_TASK).min(rows.len()) {
                 // SAFETY: inside the tile by the assertion above; no two tasks share a row.
-                let logits = unsafe { tile.range(i * ld, columns.len()) };
+                let logits = unsafe { tile.part(i * ld, i * ld + columns.len()) };
                 let target = self.targets[rows[i] as usize] as usize;
                 f(i, target.checked_sub(columns.start).filter(|&t| t < columns.len()), logits);
             }

@@ -1,5 +1,6 @@
 //! The loops between the matrix products. Sums run in 16 fixed lanes, so that every instruction set rounds alike.
 
+use crate::cpu::disjoint::Disjoint;
 use crate::cpu::isa::per_isa;
 use crate::cpu::math::exp;
 use crate::cpu::{Cpu, Element};
@@ -76,11 +77,11 @@ per_isa! {
 pub(super) fn store<T: Element>(cpu: &Cpu, sums: &[f32], out: &mut [T], accumulate: bool) {
     const BLOCK: usize = 8192;
     assert_eq!(sums.len(), out.len());
-    let (isa, len, out) = (cpu.isa(), out.len(), Shared::new(out));
+    let (isa, len, out) = (cpu.isa(), out.len(), Disjoint::new(out));
     cpu.pool().run(len.div_ceil(BLOCK), &|task, _| {
         let range = task * BLOCK..((task + 1) * BLOCK).min(len);
         // SAFETY: blocks are disjoint and inside both slices.
-        round(isa, &sums[range.clone()], unsafe { out.range(range.start, range.len()) }, accumulate);
+        round(isa, &sums[range.clone()], unsafe { out.part(range.start, range.end) }, accumulate);
     });
 }
 
@@ -120,29 +121,3 @@ unsafe impl Number for f32 {}
 unsafe impl Number for tilewright_core::f16 {}
 unsafe impl Number for tilewright_core::bf16 {}
 unsafe impl Number for Stats {}
-
-/// A slice whose parts go to several threads.
-pub(super) struct Shared<T>(*mut T);
-
-// SAFETY: only parts that do not overlap are made into slices, by the contracts below.
-unsafe impl<T: Send> Sync for Shared<T> {}
-
-impl<T> Shared<T> {
-    pub(super) fn new(slice: &mut [T]) -> Self {
-        Shared(slice.as_mut_ptr())
-    }
-
-    /// # Safety
-    /// Inside the slice, which must still be borrowed, and held by no one else.
-    #[allow(clippy::mut_from_ref)]
-    pub(super) unsafe fn at(&self, i: usize) -> &mut T {
-        unsafe { &mut *self.0.add(i) }
-    }
-
-    /// # Safety
-    /// As for [`Shared::at`].
-    #[allow(clippy::mut_from_ref)]
-    pub(super) unsafe fn range(&self, start: usize, len: usize) -> &mut [T] {
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
-    }
-}

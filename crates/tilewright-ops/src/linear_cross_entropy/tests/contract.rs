@@ -241,9 +241,8 @@ fn workspaces_never_grow_with_rows_times_vocabulary() {
     // Past the largest block, each further row costs an index, and in the gradients' entries two numbers: 4 and 12 bytes.
     let device = cpu();
     let (d, vp) = (768, 50_304);
-    let per_row: [(fn(&Device, usize, usize, usize) -> usize, usize); 3] =
-        [(forward_workspace_bytes, 4), (backward_workspace_bytes, 12), (forward_backward_workspace_bytes, 12)];
-    for (bytes, per_row) in per_row {
+    let all = [forward_workspace_bytes, backward_workspace_bytes, forward_backward_workspace_bytes];
+    for (bytes, per_row) in all.into_iter().zip([4, 12, 12]) {
         let (few, many) = (bytes(&device, 4096, d, vp), bytes(&device, 1 << 20, d, vp));
         assert_eq!(many - few, ((1 << 20) - 4096) * per_row);
     }
