@@ -275,3 +275,6 @@ impl Gpt2 {
         self.params.tensors[index].index(layer)
     }
 }
+
+#[cfg(test)]
+mod tests;
