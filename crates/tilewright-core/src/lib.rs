@@ -9,6 +9,7 @@ pub mod fs;
 pub mod gpt2;
 pub mod rng;
 pub mod shape;
+pub mod tokenizer;
 
 pub use dtype::DType;
 pub use error::{Error, Result};
