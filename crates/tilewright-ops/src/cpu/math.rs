@@ -10,7 +10,8 @@ pub(crate) fn exp(x: f32) -> f32 {
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
     let clamped = x.clamp(-87.3, 88.7);
-    let n = (clamped * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
     let r = clamped - n * LN2_HI - n * LN2_LO;
     let mut p = 1.987_569_2e-4f32;
     p = p * r + 1.398_199_9e-3;
@@ -19,22 +20,15 @@ pub(crate) fn exp(x: f32) -> f32 {
     p = p * r + 1.666_666_5e-1;
     p = p * r + 5.000_000_3e-1;
     let y = p * r * r + r + 1.0;
-    // SAFETY-free cast: n lies in -126..=128; the halves keep 2^128 from overflowing before the product does.
-    let n = n as i32;
-    let half = n >> 1;
-    let scaled = y * pow2(half) * pow2(n - half);
+    // The low bits of `shifted` are n, which goes straight into the exponent of y: inside the clamp the product is always a normal number.
+    let scaled = f32::from_bits(y.to_bits().wrapping_add(shifted.to_bits() << 23));
     if x < -87.3 {
         0.0
-    } else if x > 88.7 {
-        f32::INFINITY
-    } else {
+    } else if x <= 88.7 {
         scaled
+    } else {
+        x * f32::INFINITY // +inf, or the NaN
     }
-}
-
-#[inline(always)]
-fn pow2(n: i32) -> f32 {
-    f32::from_bits(((n + 127) as u32) << 23)
 }
 
 /// `1 / (1 + e^-x)` without cancellation on either side.
@@ -69,7 +63,7 @@ const GELU_CUBIC: f32 = 0.044_715;
 #[inline(always)]
 pub(crate) fn gelu_tanh(x: f32) -> f32 {
     let u = GELU_SCALE * (x + GELU_CUBIC * x * x * x);
-    x * sigmoid(2.0 * u)
+    x / (1.0 + exp(-2.0 * u))
 }
 
 /// Derivative of [`gelu_tanh`].

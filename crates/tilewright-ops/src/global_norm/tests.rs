@@ -117,10 +117,10 @@ fn refuses_what_the_contract_does_not_allow() {
     let named = |message: String, words: &[&str]| assert!(words.iter().all(|w| message.contains(w)), "{message}");
     let ids = Tensor::zeros(&device, DType::I32, &[4]).unwrap();
     named(fails(&[x.clone(), ids], &out), &["global_norm.forward", "`tensors`", "i32"]);
-    named(fails(&[x.clone()], &x), &["global_norm.forward", "`out`", "(4)", "(1)"]);
+    named(fails(std::slice::from_ref(&x), &x), &["global_norm.forward", "`out`", "(4)", "(1)"]);
     let half = Tensor::zeros(&device, DType::F16, &[1]).unwrap();
-    named(fails(&[x.clone()], &half), &["global_norm.forward", "`out`", "f16"]);
-    named(fails(&[x.clone()], &x.slice(2, &[1]).unwrap()), &["`out`", "`tensors`", "overlaps"]);
+    named(fails(std::slice::from_ref(&x), &half), &["global_norm.forward", "`out`", "f16"]);
+    named(fails(std::slice::from_ref(&x), &x.slice(2, &[1]).unwrap()), &["`out`", "`tensors`", "overlaps"]);
     let elsewhere = Tensor::zeros(&Device::cpu_with_threads(1), DType::F32, &[4]).unwrap();
     named(fails(&[elsewhere], &out), &["global_norm.forward", "`tensors`", "lives on"]);
     assert!(out.read_f32().unwrap()[0].is_nan(), "a refused call writes nothing");

@@ -224,28 +224,63 @@ fn parameter_row<T: Element>(
     db: &mut [f32],
 ) -> (f32, f32) {
     let c = dout.len();
-    let (sum, weight, dw, db) = (&sum[..c], &weight[..c], &mut dw[..c], &mut db[..c]);
     let (mut g_lanes, mut gx_lanes) = ([0.0f32; LANES], [0.0f32; LANES]);
-    let mut step = |i: usize, l: usize| {
-        let d = dout[i].to_f32();
-        let xhat = (sum[i].to_f32() - mean) * rstd;
-        let g = weight[i].to_f32() * d;
-        g_lanes[l] += g;
-        gx_lanes[l] += g * xhat;
-        dw[i] += xhat * d;
-        db[i] += d;
-    };
-    let whole = c - c % LANES;
-    for start in (0..whole).step_by(LANES) {
-        for l in 0..LANES {
-            step(start + l, l);
+    for start in (0..c).step_by(LANES) {
+        let end = c.min(start + LANES);
+        let (dout, sum, weight) = (&dout[start..end], &sum[start..end], &weight[start..end]);
+        let (dw, db) = (&mut dw[start..end], &mut db[start..end]);
+        match (dout.as_array(), sum.as_array(), weight.as_array(), dw.as_mut_array(), db.as_mut_array()) {
+            (Some(d), Some(x), Some(w), Some(dw), Some(db)) => {
+                parameter_group(widen(d), widen(x), widen(w), mean, rstd, &mut g_lanes, &mut gx_lanes, dw, db);
+            }
+            _ => {
+                // The tail, filled up with zeros that add nothing: x as the mean, so that xhat is 0.
+                let (mut dw_group, mut db_group) = ([0.0; LANES], [0.0; LANES]);
+                let (mut d, mut x, mut w) = ([0.0; LANES], [mean; LANES], [0.0; LANES]);
+                for l in 0..dw.len() {
+                    (d[l], x[l], w[l]) = (dout[l].to_f32(), sum[l].to_f32(), weight[l].to_f32());
+                    (dw_group[l], db_group[l]) = (dw[l], db[l]);
+                }
+                let (dw_group, db_group) = (&mut dw_group, &mut db_group);
+                parameter_group(d, x, w, mean, rstd, &mut g_lanes, &mut gx_lanes, dw_group, db_group);
+                dw.copy_from_slice(&dw_group[..dw.len()]);
+                db.copy_from_slice(&db_group[..db.len()]);
+            }
         }
-    }
-    for i in whole..c {
-        step(i, i - whole);
     }
     let scale = 1.0 / c.max(1) as f32;
     (fold(g_lanes) * scale, fold(gx_lanes) * scale)
+}
+
+#[inline(always)]
+fn parameter_group(
+    d: [f32; LANES],
+    x: [f32; LANES],
+    w: [f32; LANES],
+    mean: f32,
+    rstd: f32,
+    g_lanes: &mut [f32; LANES],
+    gx_lanes: &mut [f32; LANES],
+    dw: &mut [f32; LANES],
+    db: &mut [f32; LANES],
+) {
+    for l in 0..LANES {
+        let xhat = (x[l] - mean) * rstd;
+        let g = w[l] * d[l];
+        g_lanes[l] += g;
+        gx_lanes[l] += g * xhat;
+        dw[l] += xhat * d[l];
+        db[l] += d[l];
+    }
+}
+
+#[inline(always)]
+fn widen<T: Element>(group: &[T; LANES]) -> [f32; LANES] {
+    let mut wide = [0.0; LANES];
+    for l in 0..LANES {
+        wide[l] = group[l].to_f32();
+    }
+    wide
 }
 
 per_isa! {
