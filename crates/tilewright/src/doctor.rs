@@ -178,7 +178,7 @@ fn disk(advice: &mut Vec<String>) -> Vec<(&'static str, String)> {
     // A d12 checkpoint is 0.5 GB of parameters and 1 GB of optimiser state.
     if free.is_some_and(|f| f < 2_000_000_000) {
         advice.push(format!(
-            "{} of disk are free here; a d12 checkpoint takes 1.5 GB: give `train` an --out on a larger disk",
+            "{} of disk are free here; a d12 checkpoint takes 1.5 GB: give `train` an --output on a larger disk",
             bytes(free.unwrap_or(0))
         ));
     }

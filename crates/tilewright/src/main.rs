@@ -4,6 +4,7 @@
 //! and its causes on standard error), 2 the command line was wrong.
 
 mod bench_step;
+mod data;
 mod doctor;
 mod plan;
 mod units;
@@ -27,6 +28,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Tokenize text into shards that `train` reads
+    Data(data::Args),
     /// Tell how much memory a training step needs, before it runs
     Plan(plan::Args),
     /// Show what this machine offers and what would run on it
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         unsafe { std::env::set_var("TILEWRIGHT_THREADS", threads.to_string()) };
     }
     let result = match cli.command {
+        Command::Data(args) => data::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::BenchStep(args) => bench_step::run(args),
