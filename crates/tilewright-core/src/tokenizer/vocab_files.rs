@@ -66,7 +66,10 @@ fn load(vocab: &[u8], vocab_path: &Path, merges: &[u8], merges_path: &Path) -> R
         match tokens.get_mut(id as usize) {
             Some(slot @ None) => *slot = Some(bytes),
             _ => {
-                return Err(bad_vocab(0, format!("id {id} of {token:?} is taken twice or beyond {} tokens", ids.len())));
+                return Err(bad_vocab(
+                    0,
+                    format!("id {id} of {token:?} is taken twice or beyond {} tokens", ids.len()),
+                ));
             }
         }
     }

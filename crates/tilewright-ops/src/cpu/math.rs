@@ -1,6 +1,5 @@
 //! Transcendental functions as branch-free f32 arithmetic, so that the loops around them vectorise. Plain multiplies and adds: a fused
 //! multiply-add would be a library call on machines without the instruction.
-#![allow(dead_code)] // until every op uses them
 
 /// `e^x`, within 2 units in the last place; 0 below -87.3 (also for -inf), +inf above 88.7, NaN for NaN.
 #[inline(always)]
@@ -112,7 +111,29 @@ mod tests {
         assert_eq!(exp(-1e4), 0.0);
         assert_eq!(exp(f32::INFINITY), f32::INFINITY);
         assert_eq!(exp(100.0), f32::INFINITY);
-        assert!(exp(f32::NAN).is_nan());
+        for bits in [0x7FC0_0000u32, 0x7F80_0001, 0xFFC0_0000, 0xFFFF_FFFF] {
+            assert!(exp(f32::from_bits(bits)).is_nan(), "{bits:#x}");
+        }
+    }
+
+    #[test]
+    fn exp_is_a_normal_number_up_to_both_ends_of_its_range() {
+        for x in [-87.3f32, (-87.3f32).next_up(), 88.7f32.next_down(), 88.7] {
+            let want = f64::from(x).exp() as f32;
+            assert!(want.is_normal() && (exp(x) / want - 1.0).abs() < 3e-7, "exp({x}) = {:e}, want {want:e}", exp(x));
+        }
+        assert_eq!((exp((-87.3f32).next_down()), exp(88.7f32.next_up())), (0.0, f32::INFINITY));
+    }
+
+    #[test]
+    fn exp_never_falls_as_its_argument_grows() {
+        // One unit in the last place is allowed where the reduction changes its multiple of ln(2).
+        let mut last = 0.0f32;
+        for i in 0..1_760_000 {
+            let y = exp(-87.0 + i as f32 * 1e-4);
+            assert!(y >= last * (1.0 - 1.2e-7), "at step {i}: {y:e} after {last:e}");
+            last = y;
+        }
     }
 
     #[test]

@@ -60,7 +60,8 @@ pub(super) fn backward<T: Element>(cpu: &Cpu, args: &Backward<'_>, c: usize, wor
     });
 
     let dwpe = Disjoint::new(unsafe { args.dwpe.slice_of_mut::<T>() });
-    let places = args.dwpe.shape()[0];
+    // Rows from `t` on have no gradient: nothing to add, but they must become zero where `=` is wanted.
+    let places = if accumulate { t } else { args.dwpe.shape()[0] };
     cpu.pool().run(places.div_ceil(GROUPS) * spans, &|task, _| {
         let (c0, c1) = columns(task);
         let first = task / spans * GROUPS;

@@ -131,7 +131,10 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     match device {
         Device::Cpu(cpu) => with_element!(dtype, T => cpu::forward::<T>(cpu, n, c, args)),
         Device::Null(null) => {
-            let touched: usize = outputs.iter().chain(&inputs).map(|(_, t)| t.bytes()).sum();
+            let mut touched: usize = outputs.iter().chain(&inputs).map(|(_, t)| t.bytes()).sum();
+            if residual.as_ref().is_some_and(|r| r.sum.same_memory(x)) {
+                touched += x.bytes(); // read and written
+            }
             null.record(check.op, 8 * (n * c) as u64, touched as u64);
         }
     }

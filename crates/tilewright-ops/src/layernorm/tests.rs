@@ -477,6 +477,9 @@ fn the_null_device_records_one_launch_each() {
     assert_eq!(launches.iter().map(|l| l.op).collect::<Vec<_>>(), ["layernorm.forward", "layernorm.backward"]);
     // x, branch, sum, out; weight, bias; mean, rstd.
     assert_eq!(launches[0].bytes, 4 * (4 * 32 + 2 * 8 + 2 * 4));
+    let residual = Some(Residual { branch: &case.branch, sum: &case.x });
+    forward(&device, &Forward { residual, ..case.forward_args() }).unwrap();
+    assert_eq!(null.take_launches()[0].bytes, launches[0].bytes, "in place or not, the same bytes move");
 }
 
 proptest! {
