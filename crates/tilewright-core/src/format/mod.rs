@@ -6,10 +6,14 @@
 pub mod checkpoint;
 pub mod debug_state;
 pub mod eval;
+pub mod hf;
 pub mod model;
 pub mod shard;
 pub mod state;
 pub mod token_table;
+
+#[doc(hidden)]
+pub mod fuzzing;
 
 mod header;
 mod sink;

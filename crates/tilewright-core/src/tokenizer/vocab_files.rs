@@ -1,7 +1,7 @@
 //! GPT-2 style vocabularies as OpenAI (`encoder.json`, `vocab.bpe`) and Hugging Face (`vocab.json`, `merges.txt`) publish them.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use tiktoken_rs::CoreBPE;
 
@@ -28,7 +28,7 @@ pub(super) fn open(path: &Path) -> Result<Tokenizer> {
     Err(Error::config(what, "name such a file, or its folder, or a tokenizer .bin"))
 }
 
-fn read(path: &PathBuf) -> Result<Vec<u8>> {
+fn read(path: &Path) -> Result<Vec<u8>> {
     let source = Source::open(path)?;
     if source.len() > MAX_FILE_BYTES {
         return Err(source.error(
