@@ -103,13 +103,12 @@ fn processor(advice: &mut Vec<String>) -> Vec<(&'static str, String)> {
     let available = Isa::available();
     let names: Vec<_> = available.iter().map(|i| i.name()).collect();
     let chosen = Isa::from_env();
-    if let Ok(wanted) = std::env::var("TILEWRIGHT_ISA") {
-        if wanted != chosen.name() {
-            advice.push(format!(
-                "TILEWRIGHT_ISA={wanted} is none of this machine's levels ({}), so it has no effect; unset it",
-                names.join(", ")
-            ));
-        }
+    let wanted = std::env::var("TILEWRIGHT_ISA").ok().filter(|wanted| wanted != chosen.name());
+    if let Some(wanted) = wanted {
+        advice.push(format!(
+            "TILEWRIGHT_ISA={wanted} is none of this machine's levels ({}), so it has no effect; unset it",
+            names.join(", ")
+        ));
     }
     if available == [Isa::Portable] {
         advice.push("no AVX2, AVX-512 or NEON here: kernels run as plain Rust, several times slower".to_owned());

@@ -24,7 +24,7 @@ const ALLOWED: [(&str, &[&str]); 10] = [
     ("tilewright-ops", &["tilewright-core"]),
     ("tilewright-bench", &["tilewright-core"]),
     ("tilewright-core", &[]),
-    ("tilewright-lab", &["tilewright-train", "tilewright-models", "tilewright-ops", "tilewright-core"]),
+    ("lab", &["tilewright-train", "tilewright-models", "tilewright-ops", "tilewright-core"]),
     ("xtask", &[]),
 ];
 
