@@ -4,6 +4,7 @@
 //! and its causes on standard error), 2 the command line was wrong.
 
 mod bench_step;
+mod convert;
 mod data;
 mod doctor;
 mod plan;
@@ -32,6 +33,8 @@ enum Command {
     Data(data::Args),
     /// Tell how much memory a training step needs, before it runs
     Plan(plan::Args),
+    /// Convert checkpoints: llm.c f32, llm.c bf16, Hugging Face safetensors
+    Convert(convert::Args),
     /// Show what this machine offers and what would run on it
     Doctor(doctor::Args),
     /// One training step whenever told to (for comparisons)
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Data(args) => data::run(args),
         Command::Plan(args) => plan::run(args),
+        Command::Convert(args) => convert::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::BenchStep(args) => bench_step::run(args),
     };

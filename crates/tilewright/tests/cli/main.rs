@@ -1,5 +1,6 @@
 //! The program as a user meets it: what it prints, what it writes and how it ends.
 
+mod convert;
 mod data;
 mod doctor;
 mod plan;
