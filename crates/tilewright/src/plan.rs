@@ -1,24 +1,43 @@
 //! `tilewright plan`: the memory of a training step, before it runs. The figures come from the code that allocates, run on the null device.
 
 use std::io::Write;
+use std::path::Path;
 
 use anyhow::bail;
 use serde_json::json;
 use tilewright_core::DType;
+use tilewright_core::format::ParamSource;
+use tilewright_core::format::model::ModelReader;
+use tilewright_core::gpt2::VOCAB_SIZE;
 use tilewright_models::plan::{self, Report};
 use tilewright_models::{Gpt2Config, Options, Recompute};
 use tilewright_ops::cpu::{default_threads, memory};
 
 use crate::units::{bytes, grouped, parse_bytes};
 
+/// The longest sampling cache that `train` plans.
+const SAMPLE_WINDOW: usize = 1024;
+
 /// Command line of `plan`.
 #[derive(clap::Args)]
 #[command(after_help = "Models: d6 d12 d24 d36 d48 d60 d72 d84 (GPT-2 by depth), \
     gpt3:c384 c768 c1024 c1536 c2048 c2560 c4096 c5120 c12288 (GPT-3 by width)")]
 pub struct Args {
-    /// Named model
-    #[arg(long, default_value = "d12")]
+    /// Named model, or the path of a .bin checkpoint
+    #[arg(long, default_value = "d12", value_name = "NAME|FILE")]
     model: String,
+    /// Transformer blocks of a model of your own size, as in `train`
+    #[arg(long, value_name = "N", conflicts_with = "model", requires_all = ["heads", "channels", "seq_len"])]
+    layers: Option<usize>,
+    /// Its attention heads
+    #[arg(long, value_name = "N", requires = "layers")]
+    heads: Option<usize>,
+    /// Its width
+    #[arg(long, value_name = "N", requires = "layers")]
+    channels: Option<usize>,
+    /// Tokens of the vocabulary; those of the model unless given
+    #[arg(long, value_name = "N")]
+    vocab_size: Option<usize>,
     /// Rows of a micro-batch
     #[arg(long, default_value_t = 4)]
     batch: usize,
@@ -37,9 +56,9 @@ pub struct Args {
     /// Keep no f32 master weights
     #[arg(long)]
     no_masters: bool,
-    /// Positions of the sampling cache
-    #[arg(long, default_value_t = 0, value_name = "TOKENS")]
-    decode_len: usize,
+    /// Positions of the sampling cache; by default what `train` plans, 0 when it does not sample
+    #[arg(long, value_name = "TOKENS")]
+    decode_len: Option<usize>,
     /// Plan for measuring losses only: no gradients, no optimiser
     #[arg(long)]
     eval: bool,
@@ -56,7 +75,7 @@ pub struct Args {
 
 /// Runs the subcommand.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let config = Gpt2Config::from_descriptor(&args.model)?;
+    let (name, config) = model(&args)?;
     let dtype = match args.dtype.as_str() {
         "bf16" => DType::BF16,
         "f16" => DType::F16,
@@ -69,7 +88,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         dtype,
         train: !args.eval,
         masters: !args.eval && (args.masters || (dtype != DType::F32 && !args.no_masters)),
-        decode_len: args.decode_len,
+        decode_len: args.decode_len.unwrap_or(if args.eval { 0 } else { config.max_seq_len.min(SAMPLE_WINDOW) }),
     };
     let threads = default_threads();
     let report = match args.memory {
@@ -82,7 +101,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                 bail!(
                     "not even a batch of 1 fits into {}: {} at T={} needs {}; use a smaller --model or --seq-len, --recompute 2 or --dtype bf16",
                     bytes(limit),
-                    args.model,
+                    name,
                     options.seq_len,
                     bytes(least)
                 );
@@ -93,21 +112,40 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     };
     let mut out = std::io::stdout().lock();
     if args.json {
-        writeln!(out, "{:#}", as_json(&args, &options, threads, &report))?;
+        writeln!(out, "{:#}", as_json(&name, &options, threads, &report))?;
     } else {
-        write!(out, "{}", as_text(&args, &config, &options, threads, &report))?;
+        write!(out, "{}", as_text(&args, &name, &config, &options, threads, &report))?;
     }
     Ok(())
+}
+
+/// The model that is planned, and what to call it.
+fn model(args: &Args) -> anyhow::Result<(String, Gpt2Config)> {
+    let (name, mut config) = match (args.layers, args.heads, args.channels, args.seq_len) {
+        (Some(layers), Some(heads), Some(channels), Some(max_seq_len)) => {
+            let vocab_size = VOCAB_SIZE;
+            let config = Gpt2Config { max_seq_len, vocab_size, padded_vocab_size: vocab_size, layers, heads, channels };
+            ("own size".to_owned(), config)
+        }
+        _ if args.model.ends_with(".bin") => (args.model.clone(), *ModelReader::open(Path::new(&args.model))?.config()),
+        _ => (args.model.clone(), Gpt2Config::from_descriptor(&args.model)?),
+    };
+    if args.layers.is_some() || args.vocab_size.is_some() {
+        config.vocab_size = args.vocab_size.unwrap_or(config.vocab_size);
+        config.padded_vocab_size = config.vocab_size.next_multiple_of(128);
+    }
+    config.validate()?;
+    Ok((name, config))
 }
 
 fn parse_memory(text: &str) -> Result<u64, String> {
     if text == "free" { Ok(memory::available()) } else { parse_bytes(text) }
 }
 
-fn as_text(args: &Args, config: &Gpt2Config, options: &Options, threads: usize, report: &Report) -> String {
+fn as_text(args: &Args, name: &str, config: &Gpt2Config, options: &Options, threads: usize, report: &Report) -> String {
     let mut text = format!(
         "{}: {} layers, {} heads, {} channels, {} parameters\nB={} T={} stored as {}, {threads} threads{}\n\n",
-        args.model,
+        name,
         config.layers,
         config.heads,
         config.channels,
@@ -134,7 +172,7 @@ fn as_text(args: &Args, config: &Gpt2Config, options: &Options, threads: usize, 
     text
 }
 
-fn as_json(args: &Args, options: &Options, threads: usize, report: &Report) -> serde_json::Value {
+fn as_json(name: &str, options: &Options, threads: usize, report: &Report) -> serde_json::Value {
     let sections: Vec<_> = report
         .sections
         .iter()
@@ -144,7 +182,7 @@ fn as_json(args: &Args, options: &Options, threads: usize, report: &Report) -> s
         })
         .collect();
     json!({
-        "model": args.model,
+        "model": name,
         "batch": options.batch,
         "seq_len": options.seq_len,
         "dtype": options.dtype.name(),

@@ -5,11 +5,11 @@ use tilewright_core::DType;
 use tilewright_core::format::model::ModelWriter;
 use tilewright_core::gpt2::{Gpt2Config, PARAMS};
 
-const TINY: Gpt2Config =
+pub const TINY: Gpt2Config =
     Gpt2Config { max_seq_len: 9, vocab_size: 29, padded_vocab_size: 128, layers: 2, heads: 3, channels: 12 };
 
 /// A model whose every value is exact in bf16 and f16, with zeros in the padded rows as there must be.
-fn write_tiny(path: &Path, dtype: DType) {
+pub fn write_tiny(path: &Path, dtype: DType) {
     let mut writer = ModelWriter::create(path, &TINY, dtype).unwrap();
     for index in 0..PARAMS.len() {
         let real = if index == 0 { TINY.vocab_size * TINY.channels } else { usize::MAX };

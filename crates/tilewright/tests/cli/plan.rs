@@ -56,6 +56,37 @@ fn the_table_names_model_parts_and_verdict() {
 }
 
 #[test]
+fn a_size_of_ones_own_and_its_vocabulary_can_be_planned() {
+    let own = ["--layers", "4", "--heads", "4", "--channels", "128", "--seq-len", "64", "--vocab-size", "1000"];
+    let (l, c, t, padded) = (4, 128, 64, 1024);
+    assert_eq!(plan(&own)["parameters"], padded * c + t * c + l * (12 * c * c + 13 * c) + 2 * c);
+    let same_as_d6 = ["--layers", "6", "--heads", "6", "--channels", "384", "--seq-len", "1024"];
+    assert_eq!(peak(&same_as_d6), peak(&["--model", "d6"]));
+    assert!(tilewright(&["plan", "--layers", "4"]).refused().contains("--heads"));
+    assert!(tilewright(&[&["plan"], &own[..], &["--model", "d6"]].concat()).refused().contains("--model"));
+}
+
+#[test]
+fn the_sampling_cache_is_planned_unless_left_out() {
+    let base = ["--model", "d6", "--seq-len", "64"];
+    let without = peak(&[&base[..], &["--decode-len", "0"]].concat());
+    let (l, t, c) = (6, 1024, 384);
+    assert!(peak(&base) >= without + 2 * l * t * c * 4, "keys and values of all layers");
+}
+
+#[test]
+fn a_checkpoint_can_be_planned_and_a_false_one_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.bin");
+    crate::convert::write_tiny(&path, tilewright_core::DType::F32);
+    let found = plan(&["--model", path.to_str().unwrap()]);
+    assert_eq!(found["seq_len"], crate::convert::TINY.max_seq_len);
+    assert_eq!(found["parameters"], crate::convert::TINY.parameter_count());
+    std::fs::write(&path, [7; 2000]).unwrap();
+    assert!(tilewright(&["plan", "--model", path.to_str().unwrap()]).failed().contains("m.bin"));
+}
+
+#[test]
 fn wrong_models_lengths_and_sizes_are_refused() {
     assert!(tilewright(&["plan", "--model", "d13"]).failed().contains("d12"));
     assert!(tilewright(&["plan", "--seq-len", "1025"]).failed().contains("1024"));
