@@ -41,8 +41,8 @@ impl Layout {
             dot: cut.take(t),
             lse: cut.take(t),
             keys: cut.take(keys * stride),
-            keys_transposed: cut.take(sizes.head * keys),
-            values_transposed: cut.take(sizes.head * keys),
+            keys_transposed: cut.take(stride * keys),
+            values_transposed: cut.take(stride * keys),
             dkeys: cut.take(keys * stride),
             dvalues: cut.take(keys * stride),
             scores: cut.take(queries * keys),
@@ -268,10 +268,11 @@ impl<T: Element> Task<'_, T> {
             let at = |start: usize| self.workspace.add(start);
             let from = self.qkv.add(key * 3 * c);
             widen(isa, from.add(c), 3 * c, keys, head, at(layout.keys), stride);
-            transpose(isa, at(layout.keys), stride, keys, head, at(layout.keys_transposed), width);
+            // Behind the live rows lies what was there before: those keys are seen by no query.
+            transpose(isa, at(layout.keys), stride, at(layout.keys_transposed), width);
             // The rows of the values are needed only for this; the buffer of `dV` is free still.
             widen(isa, from.add(2 * c), 3 * c, keys, head, at(layout.dvalues), stride);
-            transpose(isa, at(layout.dvalues), stride, keys, head, at(layout.values_transposed), width);
+            transpose(isa, at(layout.dvalues), stride, at(layout.values_transposed), width);
         }
     }
 }

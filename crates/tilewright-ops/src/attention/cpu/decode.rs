@@ -1,5 +1,6 @@
 //! One token a row against the cache. Bound by memory: every cached key and value is read once.
 
+use super::rows::widen_row;
 use super::simd::{Simd, WIDTH, simd_kernel};
 use super::{Shared, log2_scale};
 use crate::Tensor;
@@ -41,15 +42,6 @@ pub(in super::super) fn decode<T: Element>(cpu: &Cpu, b: usize, longest: usize, 
     }
 }
 
-/// Reads `head` elements as f32, zeros behind them up to whole registers.
-#[inline(always)]
-unsafe fn widen<T: Element>(from: *const T, head: usize, to: &mut [f32; MAX_HEAD]) {
-    let from = unsafe { std::slice::from_raw_parts(from, head) };
-    for (t, f) in to.iter_mut().zip(from) {
-        *t = f.to_f32();
-    }
-}
-
 /// `out = softmax(scale * query keys^T) values` for one query.
 ///
 /// # Safety
@@ -69,12 +61,12 @@ unsafe fn attend_body<S: Simd, T: Element>(
     let (mut q, mut row, mut sums) = ([0.0f32; MAX_HEAD], [0.0f32; MAX_HEAD], [0.0f32; MAX_HEAD]);
     let (mut max, mut sum) = (f32::NEG_INFINITY, 0.0f32);
     unsafe {
-        widen(query, head, &mut q);
+        widen_row::<S, T>(query, head, q.as_mut_ptr(), padded);
         for first in (0..count).step_by(KEYS) {
             let live = KEYS.min(count - first);
             let mut scores = [f32::NEG_INFINITY; KEYS];
             for (j, score) in scores[..live].iter_mut().enumerate() {
-                widen(keys.add((first + j) * stride), head, &mut row);
+                widen_row::<S, T>(keys.add((first + j) * stride), head, row.as_mut_ptr(), padded);
                 let mut dot = S::splat(0.0);
                 for d in (0..padded).step_by(S::LANES) {
                     dot = S::load(q.as_ptr().add(d)).fma(S::load(row.as_ptr().add(d)), dot);
@@ -97,7 +89,7 @@ unsafe fn attend_body<S: Simd, T: Element>(
             }
             sum += total.reduce_add();
             for (j, &p) in scores[..live].iter().enumerate() {
-                widen(values.add((first + j) * stride), head, &mut row);
+                widen_row::<S, T>(values.add((first + j) * stride), head, row.as_mut_ptr(), padded);
                 let p = S::splat(p);
                 for d in (0..padded).step_by(S::LANES) {
                     let at = sums.as_mut_ptr().add(d);

@@ -12,7 +12,7 @@ const KEYS: usize = 128;
 
 /// Where a thread keeps what, in f32 from the start of its part of the workspace.
 pub(super) struct Layout {
-    /// Keys by block, each `(hs, keys)`.
+    /// Keys by block, each `(padded hs, keys)`.
     keys: usize,
     values: usize,
     /// Rows of keys before they are transposed.
@@ -31,7 +31,7 @@ impl Layout {
         let (queries, keys) = (sizes.t.min(QUERIES), padded.min(KEYS));
         let mut cut = Cut::new();
         Layout {
-            keys: cut.take(sizes.head * padded),
+            keys: cut.take(stride * padded),
             values: cut.take(sizes.t * stride),
             rows: cut.take(keys * stride),
             queries: cut.take(queries * stride),
@@ -126,7 +126,7 @@ impl<T: Element> Task<'_, T> {
                             a: queries,
                             lda: stride,
                             left: Left::RowMajor,
-                            b: at(self.layout.keys).add(key * head),
+                            b: at(self.layout.keys).add(key * stride),
                             ldb: packed,
                             c: scores,
                             ldc: width,
@@ -178,7 +178,8 @@ impl<T: Element> Task<'_, T> {
             for key in (0..count).step_by(KEYS) {
                 let live = KEYS.min(count - key);
                 widen::<T>(isa, self.qkv.add(key * 3 * c + c), 3 * c, live, head, rows, stride);
-                transpose(isa, rows, stride, live, head, keys.add(key * head), self.packed_width(key));
+                // Behind the live rows lies what was there before: those keys are seen by no query.
+                transpose(isa, rows, stride, keys.add(key * stride), self.packed_width(key));
             }
             let values = self.workspace.add(self.layout.values);
             widen::<T>(isa, self.qkv.add(2 * c), 3 * c, count, head, values, stride);

@@ -1,6 +1,8 @@
 //! The element-wise passes between the products: online softmax, its gradient, packing.
 
-use super::simd::{Simd, WIDTH, simd_kernel};
+use tilewright_core::DType;
+
+use super::simd::{Simd, simd_kernel};
 use crate::cpu::Element;
 
 /// A block of scores on its way to probabilities: `rows` queries against `width` keys, row stride `stride`.
@@ -148,6 +150,30 @@ simd_kernel! {
     pub(super) unsafe fn softmax_backward [] (block: Block, c: f32, scores: *mut f32, dscores: *mut f32, lse: *const f32, dot: *const f32) = softmax_backward_body
 }
 
+/// Widens one row of `head` elements to f32 and pads it with zeros to `head_stride`.
+///
+/// # Safety
+/// The pointers are valid for that many elements.
+#[inline(always)]
+pub(super) unsafe fn widen_row<S: Simd, T: Element>(src: *const T, head: usize, dst: *mut f32, head_stride: usize) {
+    // SAFETY: the caller's promise; the cast is to the type that the dtype names.
+    unsafe {
+        let mut d = 0;
+        if T::DTYPE == DType::F16 {
+            while d + S::LANES <= head {
+                S::load_f16(src.add(d).cast()).store(dst.add(d));
+                d += S::LANES;
+            }
+        }
+        let from = std::slice::from_raw_parts(src.add(d), head - d);
+        let to = std::slice::from_raw_parts_mut(dst.add(d), head_stride - d);
+        for (t, f) in to.iter_mut().zip(from) {
+            *t = f.to_f32();
+        }
+        to[head - d..].fill(0.0);
+    }
+}
+
 /// Widens `rows` rows of `head` elements to f32, padded with zeros to `head_stride`.
 ///
 /// # Safety
@@ -162,17 +188,7 @@ unsafe fn widen_body<S: Simd, T: Element>(
     head_stride: usize,
 ) {
     for row in 0..rows {
-        // SAFETY: the caller's promise.
-        let (from, to) = unsafe {
-            (
-                std::slice::from_raw_parts(src.add(row * src_stride), head),
-                std::slice::from_raw_parts_mut(dst.add(row * head_stride), head_stride),
-            )
-        };
-        for (t, f) in to.iter_mut().zip(from) {
-            *t = f.to_f32();
-        }
-        to[head..].fill(0.0);
+        unsafe { widen_row::<S, T>(src.add(row * src_stride), head, dst.add(row * head_stride), head_stride) }
     }
 }
 
@@ -181,7 +197,7 @@ simd_kernel! {
     pub(super) unsafe fn widen [T: Element] (src: *const T, src_stride: usize, rows: usize, head: usize, dst: *mut f32, head_stride: usize) = widen_body
 }
 
-/// Rounds `rows` rows of `head` elements to storage, each times `scale` and, with `row_scale`, divided by its row's value.
+/// Rounds `rows` rows of `head` elements to storage, each times `scale` and, where `divide` is not null, divided by its row's value.
 ///
 /// # Safety
 /// As for [`widen`], the other way, and `divide` is null or valid for `rows`.
@@ -197,16 +213,21 @@ unsafe fn narrow_body<S: Simd, T: Element>(
     dst_stride: usize,
 ) {
     for row in 0..rows {
-        // SAFETY: the caller's promise.
-        let (from, to, factor) = unsafe {
-            (
-                std::slice::from_raw_parts(src.add(row * head_stride), head),
-                std::slice::from_raw_parts_mut(dst.add(row * dst_stride), head),
-                if divide.is_null() { scale } else { scale / *divide.add(row) },
-            )
-        };
-        for (t, f) in to.iter_mut().zip(from) {
-            *t = T::from_f32(f * factor);
+        // SAFETY: the caller's promise; the cast is to the type that the dtype names.
+        unsafe {
+            let (from, to) = (src.add(row * head_stride), dst.add(row * dst_stride));
+            let factor = if divide.is_null() { scale } else { scale / *divide.add(row) };
+            let mut d = 0;
+            if T::DTYPE == DType::F16 {
+                while d + S::LANES <= head {
+                    S::load(from.add(d)).mul(S::splat(factor)).store_f16(to.add(d).cast());
+                    d += S::LANES;
+                }
+            }
+            let from = std::slice::from_raw_parts(from.add(d), head - d);
+            for (t, f) in std::slice::from_raw_parts_mut(to.add(d), head - d).iter_mut().zip(from) {
+                *t = T::from_f32(f * factor);
+            }
         }
     }
 }
@@ -216,28 +237,20 @@ simd_kernel! {
     pub(super) unsafe fn narrow [T: Element] (src: *const f32, head_stride: usize, rows: usize, head: usize, scale: f32, divide: *const f32, dst: *mut T, dst_stride: usize) = narrow_body
 }
 
-/// `dst (head, width) = src (rows, head_stride)^T`, columns beyond `rows` zero.
+/// `dst (head_stride, width) = src (width, head_stride)^T`.
 ///
 /// # Safety
-/// `src` is valid for `rows * head_stride`, `dst` for `head * width`, `rows <= width`, both strides multiples of [`WIDTH`].
+/// Both are valid for `width * head_stride`; both sizes are multiples of [`WIDTH`](super::simd::WIDTH).
 #[inline(always)]
-unsafe fn transpose_body<S: Simd>(
-    src: *const f32,
-    head_stride: usize,
-    rows: usize,
-    head: usize,
-    dst: *mut f32,
-    width: usize,
-) {
+unsafe fn transpose_body<S: Simd>(src: *const f32, head_stride: usize, dst: *mut f32, width: usize) {
     unsafe {
-        for j in (0..width).step_by(WIDTH) {
-            let live = rows.saturating_sub(j).min(WIDTH);
-            for d in 0..head {
-                let mut column = [0.0f32; WIDTH];
-                for (i, x) in column[..live].iter_mut().enumerate() {
-                    *x = *src.add((j + i) * head_stride + d);
+        for d in (0..head_stride).step_by(4) {
+            for j in (0..width).step_by(S::LANES) {
+                let from = src.add(j * head_stride + d);
+                let rows = std::array::from_fn(|i| S::load_quads(from.add(i * head_stride), head_stride));
+                for (i, column) in S::transpose_quads(rows).into_iter().enumerate() {
+                    column.store(dst.add((d + i) * width + j));
                 }
-                dst.add(d * width + j).cast::<[f32; WIDTH]>().write_unaligned(column);
             }
         }
     }
@@ -245,7 +258,7 @@ unsafe fn transpose_body<S: Simd>(
 
 simd_kernel! {
     /// See the body.
-    pub(super) unsafe fn transpose [] (src: *const f32, head_stride: usize, rows: usize, head: usize, dst: *mut f32, width: usize) = transpose_body
+    pub(super) unsafe fn transpose [] (src: *const f32, head_stride: usize, dst: *mut f32, width: usize) = transpose_body
 }
 
 /// `dot[i] = sum over d of a[i, d] * b[i, d]`.

@@ -1,5 +1,9 @@
 //! One vector type an instruction set, so that each kernel of this op is written once. Only what attention needs.
 
+use tilewright_core::f16;
+
+use crate::cpu::Element;
+
 /// A register of f32 lanes.
 ///
 /// # Safety
@@ -26,6 +30,32 @@ pub(super) trait Simd: Copy {
     unsafe fn reduce_max(self) -> f32;
     /// `self` in lanes below `n`, `o` in the others.
     unsafe fn below(self, n: usize, o: Self) -> Self;
+    /// Quads of consecutive elements, each four rows of `stride` elements below the one before: rows 0, 4, 8, ... of a column of quads.
+    unsafe fn load_quads(p: *const f32, stride: usize) -> Self;
+    /// Four registers of quads from rows `i`, `i + 4`, ...: out come four columns, each with its rows in order.
+    unsafe fn transpose_quads(rows: [Self; 4]) -> [Self; 4];
+    /// Widens IEEE half floats.
+    #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> Self {
+        unsafe {
+            let mut lanes = [0.0; WIDTH];
+            for (i, x) in lanes[..Self::LANES].iter_mut().enumerate() {
+                *x = Element::to_f32(p.add(i).read());
+            }
+            Self::load(lanes.as_ptr())
+        }
+    }
+    /// Rounds to IEEE half floats, ties to even.
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut f16) {
+        unsafe {
+            let mut lanes = [0.0; WIDTH];
+            self.store(lanes.as_mut_ptr());
+            for (i, &x) in lanes[..Self::LANES].iter().enumerate() {
+                p.add(i).write(Element::from_f32(x));
+            }
+        }
+    }
     /// `2^x` within 2 units in the last place for `x` in -126..127; 0 below, +inf or huge above, NaN for NaN.
     unsafe fn exp2(self) -> Self;
 }
@@ -106,6 +136,14 @@ impl Simd for Portable {
         Portable(std::array::from_fn(|i| if i < n { self.0[i] } else { o.0[i] }))
     }
     #[inline(always)]
+    unsafe fn load_quads(p: *const f32, _stride: usize) -> Self {
+        unsafe { Self::load(p) }
+    }
+    #[inline(always)]
+    unsafe fn transpose_quads(rows: [Self; 4]) -> [Self; 4] {
+        std::array::from_fn(|i| Portable(std::array::from_fn(|j| rows[j].0[i])))
+    }
+    #[inline(always)]
     unsafe fn exp2(self) -> Self {
         const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding and subtracting it rounds to an integer
         let clamped = Portable(self.0.map(|x| x.clamp(-126.0, 127.0)));
@@ -123,6 +161,7 @@ impl Simd for Portable {
 mod x86 {
     use super::{Simd, exp2_fraction};
     use std::arch::x86_64::*;
+    use tilewright_core::f16;
 
     #[derive(Clone, Copy)]
     pub(in super::super) struct Avx512(__m512);
@@ -177,6 +216,38 @@ mod x86 {
         unsafe fn below(self, n: usize, o: Self) -> Self {
             let mask = ((1u32 << n.min(16)) - 1) as __mmask16;
             Avx512(unsafe { _mm512_mask_mov_ps(o.0, mask, self.0) })
+        }
+        #[inline(always)]
+        unsafe fn load_quads(p: *const f32, stride: usize) -> Self {
+            unsafe {
+                let quad = |i: usize| _mm_loadu_ps(p.add(4 * i * stride));
+                let x = _mm512_castps128_ps512(quad(0));
+                let x = _mm512_insertf32x4::<1>(x, quad(1));
+                let x = _mm512_insertf32x4::<2>(x, quad(2));
+                Avx512(_mm512_insertf32x4::<3>(x, quad(3)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn transpose_quads([a, b, c, d]: [Self; 4]) -> [Self; 4] {
+            unsafe {
+                let pd = |x: __m512| _mm512_castps_pd(x);
+                let (ab_low, ab_high) = (pd(_mm512_unpacklo_ps(a.0, b.0)), pd(_mm512_unpackhi_ps(a.0, b.0)));
+                let (cd_low, cd_high) = (pd(_mm512_unpacklo_ps(c.0, d.0)), pd(_mm512_unpackhi_ps(c.0, d.0)));
+                [
+                    Avx512(_mm512_castpd_ps(_mm512_unpacklo_pd(ab_low, cd_low))),
+                    Avx512(_mm512_castpd_ps(_mm512_unpackhi_pd(ab_low, cd_low))),
+                    Avx512(_mm512_castpd_ps(_mm512_unpacklo_pd(ab_high, cd_high))),
+                    Avx512(_mm512_castpd_ps(_mm512_unpackhi_pd(ab_high, cd_high))),
+                ]
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_f16(p: *const f16) -> Self {
+            Avx512(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) })
+        }
+        #[inline(always)]
+        unsafe fn store_f16(self, p: *mut f16) {
+            unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
         }
         #[inline(always)]
         unsafe fn exp2(self) -> Self {
@@ -256,6 +327,35 @@ mod x86 {
             }
         }
         #[inline(always)]
+        unsafe fn load_quads(p: *const f32, stride: usize) -> Self {
+            unsafe {
+                let low = _mm256_castps128_ps256(_mm_loadu_ps(p));
+                Avx2(_mm256_insertf128_ps::<1>(low, _mm_loadu_ps(p.add(4 * stride))))
+            }
+        }
+        #[inline(always)]
+        unsafe fn transpose_quads([a, b, c, d]: [Self; 4]) -> [Self; 4] {
+            unsafe {
+                let pd = |x: __m256| _mm256_castps_pd(x);
+                let (ab_low, ab_high) = (pd(_mm256_unpacklo_ps(a.0, b.0)), pd(_mm256_unpackhi_ps(a.0, b.0)));
+                let (cd_low, cd_high) = (pd(_mm256_unpacklo_ps(c.0, d.0)), pd(_mm256_unpackhi_ps(c.0, d.0)));
+                [
+                    Avx2(_mm256_castpd_ps(_mm256_unpacklo_pd(ab_low, cd_low))),
+                    Avx2(_mm256_castpd_ps(_mm256_unpackhi_pd(ab_low, cd_low))),
+                    Avx2(_mm256_castpd_ps(_mm256_unpacklo_pd(ab_high, cd_high))),
+                    Avx2(_mm256_castpd_ps(_mm256_unpackhi_pd(ab_high, cd_high))),
+                ]
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_f16(p: *const f16) -> Self {
+            Avx2(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) })
+        }
+        #[inline(always)]
+        unsafe fn store_f16(self, p: *mut f16) {
+            unsafe { _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)) }
+        }
+        #[inline(always)]
         unsafe fn exp2(self) -> Self {
             unsafe {
                 let low = _mm256_set1_ps(-126.0);
@@ -331,6 +431,24 @@ mod arm {
             unsafe {
                 let lanes = vld1q_u32([0u32, 1, 2, 3].as_ptr());
                 Neon(vbslq_f32(vcltq_u32(lanes, vdupq_n_u32(n.min(4) as u32)), self.0, o.0))
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_quads(p: *const f32, _stride: usize) -> Self {
+            unsafe { Self::load(p) }
+        }
+        #[inline(always)]
+        unsafe fn transpose_quads([a, b, c, d]: [Self; 4]) -> [Self; 4] {
+            unsafe {
+                let f64s = |x: float32x4_t| vreinterpretq_f64_f32(x);
+                let (ab_low, ab_high) = (f64s(vzip1q_f32(a.0, b.0)), f64s(vzip2q_f32(a.0, b.0)));
+                let (cd_low, cd_high) = (f64s(vzip1q_f32(c.0, d.0)), f64s(vzip2q_f32(c.0, d.0)));
+                [
+                    Neon(vreinterpretq_f32_f64(vzip1q_f64(ab_low, cd_low))),
+                    Neon(vreinterpretq_f32_f64(vzip2q_f64(ab_low, cd_low))),
+                    Neon(vreinterpretq_f32_f64(vzip1q_f64(ab_high, cd_high))),
+                    Neon(vreinterpretq_f32_f64(vzip2q_f64(ab_high, cd_high))),
+                ]
             }
         }
         #[inline(always)]
