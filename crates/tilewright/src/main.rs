@@ -7,7 +7,10 @@ mod bench_step;
 mod convert;
 mod data;
 mod doctor;
+mod eval;
 mod plan;
+mod sample;
+mod train;
 mod units;
 
 use std::num::NonZeroUsize;
@@ -29,6 +32,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Train a GPT-2: without arguments a small one on bundled novels, in minutes
+    Train(Box<train::Args>),
+    /// Continue a text with a trained model
+    Sample(sample::Args),
+    /// Measure a trained model: loss, perplexity, multiple choice
+    Eval(eval::Args),
     /// Tokenize text into shards that `train` reads
     Data(data::Args),
     /// Tell how much memory a training step needs, before it runs
@@ -43,12 +52,26 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    // llm.c's short flags of `train` have two letters, which clap's cannot.
+    let args = match train::llmc::translate(std::env::args_os()) {
+        Ok(translated) => translated,
+        Err(error) => {
+            report(&error);
+            return ExitCode::from(2);
+        }
+    };
+    let cli = Cli::parse_from(args.args);
+    for notice in args.notices {
+        eprintln!("note: {notice}");
+    }
     if let Some(threads) = cli.threads {
         // SAFETY: no other thread exists yet.
         unsafe { std::env::set_var("TILEWRIGHT_THREADS", threads.to_string()) };
     }
     let result = match cli.command {
+        Command::Train(args) => train::run(*args),
+        Command::Sample(args) => sample::run(args),
+        Command::Eval(args) => eval::run(args),
         Command::Data(args) => data::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Convert(args) => convert::run(args),
