@@ -170,21 +170,21 @@ impl TrainConfig {
         }
     }
 
-    /// A small model on a plain text: learns within minutes on two cores.
+    /// A small model on a plain text: 2.0 million parameters and 2.3 million tokens, about a hundred seconds on two cores of a server.
     pub fn for_text(path: Option<PathBuf>) -> Self {
         TrainConfig {
             data: Data::Text { path, vocab_size: 1024 },
-            model: Model::Sized { layers: 4, heads: 4, channels: 128 },
-            batch: 16,
+            model: Model::Sized { layers: 4, heads: 6, channels: 192 },
+            batch: 8,
             seq_len: 128,
-            steps: Some(600),
-            lr: 3e-3,
-            warmup: 40,
+            steps: Some(2200),
+            lr: 2e-3,
+            warmup: 100,
             final_lr_fraction: 0.05,
             weight_decay: 0.1,
-            val_every: 100,
-            val_batches: Some(8),
-            sample_every: 200,
+            val_every: 200,
+            val_batches: Some(16),
+            sample_every: 500,
             sample_tokens: 160,
             temperature: 0.8,
             top_k: 40,

@@ -212,7 +212,7 @@ fn settings(args: &Args) -> Result<TrainConfig> {
     if args.layers.is_some() || args.heads.is_some() || args.channels.is_some() {
         let (mut layers, mut heads, mut channels) = match config.model {
             Model::Sized { layers, heads, channels } => (layers, heads, channels),
-            _ => (4, 4, 128),
+            _ => (4, 6, 192),
         };
         set(&mut layers, args.layers);
         set(&mut heads, args.heads);

@@ -146,7 +146,7 @@ pub fn farewell(config: &TrainConfig, folder: Option<&Path>, summary: &Summary) 
     println!("  tilewright sample --model {} --prompt \"She\"", model.display());
     if let Data::Text { path: None, .. } = &config.data {
         println!("  tilewright train --text your-book.txt");
-        println!("  tilewright train --steps 3000          a better model, in more time");
+        println!("  tilewright train --steps 6000 --channels 288     a better model, in more time");
     }
 }
 
