@@ -230,6 +230,10 @@ fn settings(args: &Args) -> Result<TrainConfig> {
     set(&mut config.total_batch, args.total_batch.map(Some));
     if let Some(steps) = args.steps {
         config.steps = all_or(steps, "--steps")?;
+        // A default made for a longer run must not swallow a short one; a resumed run keeps the schedule that it began with.
+        if !args.resume {
+            config.warmup = config.warmup.min(config.steps.map_or(usize::MAX, |s| s / 10));
+        }
     }
     if let Some(curve) = &args.schedule {
         config.schedule = curve.parse()?;

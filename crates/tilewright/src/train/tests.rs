@@ -71,6 +71,12 @@ fn minus_one_is_an_epoch_and_the_whole_split() {
 }
 
 #[test]
+fn a_short_run_has_a_short_warmup_unless_it_is_given() {
+    assert_eq!(config("--steps 60").warmup, 6);
+    assert_eq!(config("--steps 60 --warmup 30").warmup, 30);
+}
+
+#[test]
 fn a_checkpoint_file_is_told_from_a_name() {
     assert_eq!(config("--model gpt2_124M.bin").model, Model::File("gpt2_124M.bin".into()));
     assert_eq!(config("--model d12").model, Model::Named("d12".into()));
