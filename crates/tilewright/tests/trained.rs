@@ -51,7 +51,7 @@ fn a_text_is_learned_sampled_and_measured() {
     let loss: f64 = measured.split(' ').nth(1).unwrap().parse().unwrap();
     let lines = fs::read_to_string(dir.join("losses.txt")).unwrap();
     let losses: Vec<f64> = lines.lines().map(|l| l.rsplit(' ').next().unwrap().parse().unwrap()).collect();
-    assert!(loss < 2.0 && losses.len() % 64 == 0, "{measured}");
+    assert!(loss < 2.0 && losses.len().is_multiple_of(64), "{measured}");
     assert!((losses.iter().sum::<f64>() / losses.len() as f64 - loss).abs() < 1e-4, "{measured}");
     fails(dir, "sample --model no.bin", &["no.bin"]);
     fails(dir, "sample --model book.txt", &["book.txt"]);
