@@ -3,11 +3,14 @@
 //! Rows that count are numbered without gaps (`index` maps them back), so ignored rows take part in no product. Gradients of hidden rows are
 //! made at their gapless places in the output and spread to their rows at the end, which needs no second buffer.
 
+mod inputs;
 mod kernels;
 mod layout;
+mod packed;
 
 use std::ops::Range;
 
+use self::inputs::Inputs;
 use self::layout::Buffers;
 pub(super) use self::layout::Layout;
 use super::{Backward, Forward, ForwardBackward, Head};
@@ -25,17 +28,12 @@ pub(super) fn forward(cpu: &Cpu, args: &Forward<'_>, layout: &Layout) -> Result<
     let walk = Walk::new(cpu, Head::of_forward(args), layout, std::mem::take(&mut buffers.index));
     losses.fill(0.0);
     lse.fill(0.0);
-    for block in walk.blocks(0..walk.index.len()) {
-        let hidden = walk.hidden(block.clone(), buffers.gather);
-        let stats = &mut buffers.stats[..block.len()];
-        stats.fill(kernels::Stats::EMPTY);
-        for columns in walk.tiles() {
-            walk.logits(hidden, block.len(), columns.clone(), buffers.logits);
-            walk.merge_stats(&block, columns, buffers.logits, stats);
-        }
-        for (&row, s) in walk.index[block].iter().zip(&*stats) {
-            losses[row as usize] = s.loss();
-            lse[row as usize] = s.lse();
+    for block in walk.inputs.blocks(walk.rows()) {
+        walk.statistics(block.clone(), &mut buffers, false);
+        for (i, &row) in walk.inputs.index[block].iter().enumerate() {
+            let (max, log_sum) = (buffers.max[i], buffers.sum[i].ln());
+            losses[row as usize] = (max - buffers.target[i]) + log_sum;
+            lse[row as usize] = max + log_sum;
         }
     }
     Ok(())
@@ -47,10 +45,10 @@ pub(super) fn backward(cpu: &Cpu, args: &Backward<'_>, layout: &Layout) -> Resul
     let walk = Walk::new(cpu, Head::of_backward(args), layout, std::mem::take(&mut buffers.index));
     // SAFETY: as in `forward`.
     let lse = unsafe { args.lse.slice_of::<f32>() };
-    for ((shift, scale), &row) in buffers.shift.iter_mut().zip(&mut *buffers.scale).zip(walk.index) {
+    for ((shift, scale), &row) in buffers.shift.iter_mut().zip(&mut *buffers.scale).zip(walk.inputs.index) {
         (*shift, *scale) = (lse[row as usize], args.dloss);
     }
-    let all = 0..walk.index.len();
+    let all = walk.rows();
     let gradients = Gradients {
         dhidden: args.dhidden,
         dweight: args.dweight,
@@ -93,44 +91,38 @@ pub(super) fn forward_backward(cpu: &Cpu, args: &ForwardBackward<'_>, layout: &L
     // SAFETY: as in `forward`.
     let losses = unsafe { args.losses.slice_of_mut::<f32>() };
     losses.fill(0.0);
-    let all = 0..walk.index.len();
+    let all = walk.rows();
     let recompute = layout.recomputes_for_dweight(args.dweight.dtype(), all.len());
-    for block in walk.blocks(all.clone()) {
-        let rows = block.len();
-        let hidden = walk.hidden(block.clone(), buffers.gather);
-        let stats = &mut buffers.stats[..rows];
-        stats.fill(kernels::Stats::EMPTY);
-        for (columns, tile) in walk.tiles().zip(buffers.logits.chunks_mut(layout.tile_len())) {
-            walk.logits(hidden, rows, columns.clone(), tile);
-            walk.merge_stats(&block, columns, tile, stats);
+    let direct = args.dhidden.dtype() == DType::F32;
+    for block in walk.inputs.blocks(all.clone()) {
+        walk.statistics(block.clone(), &mut buffers, true);
+        for (i, &row) in walk.inputs.index[block.clone()].iter().enumerate() {
+            let (max, sum) = (buffers.max[i], buffers.sum[i]);
+            // The difference first: with large logits, a log-sum-exp alone would have lost the digits of a small loss.
+            losses[row as usize] = (max - buffers.target[i]) + sum.ln();
+            (buffers.shift[block.start + i], buffers.scale[block.start + i]) = (max, args.dloss / sum);
         }
-        let (shift, scale) = (&mut buffers.shift[block.clone()], &mut buffers.scale[block.clone()]);
-        for (i, (s, &row)) in stats.iter().zip(&walk.index[block.clone()]).enumerate() {
-            losses[row as usize] = s.loss();
-            (shift[i], scale[i]) = (s.max, args.dloss / s.sum);
-        }
-        let direct = args.dhidden.dtype() == DType::F32;
+        let sums = std::mem::take(&mut buffers.dhidden);
         let dhidden = if direct {
             // SAFETY: as in `forward`.
             let all = unsafe { args.dhidden.slice_of_mut::<f32>() };
-            &mut all[block.start * walk.d..block.end * walk.d]
+            &mut all[block.start * walk.inputs.d..block.end * walk.inputs.d]
         } else {
-            &mut buffers.dhidden[..rows * walk.d]
+            &mut sums[..block.len() * walk.inputs.d]
         };
-        for (columns, tile) in walk.tiles().zip(buffers.logits.chunks_mut(layout.tile_len())) {
-            walk.gradient(&block, columns.clone(), tile, shift, scale, args.dloss);
-            walk.add_dhidden(rows, columns.clone(), tile, dhidden, columns.start > 0);
-            if !recompute {
-                let first = block.start == 0;
-                walk.add_dweight(hidden, rows, columns.clone(), tile, buffers.dweight, first, &gradients);
-                if args.dweight.dtype() != DType::F32 {
-                    walk.store_dweight(columns, buffers.dweight, &gradients);
-                }
+        walk.chunk_gradients(block.clone(), &mut buffers, dhidden, &gradients);
+        if args.dweight.dtype() != DType::F32 && !recompute {
+            let hidden = walk.inputs.hidden(block.clone(), buffers.gather).at(0);
+            for columns in walk.inputs.tiles() {
+                let tile = (&buffers.logits[columns.start..], layout.ld);
+                walk.add_dweight(hidden, block.len(), columns.clone(), tile, buffers.dweight, true, &gradients);
+                walk.store_dweight(columns, buffers.dweight, &gradients);
             }
         }
         if !direct {
-            walk.store_dhidden(block, buffers.dhidden, args.dhidden);
+            walk.store_dhidden(block, sums, args.dhidden);
         }
+        buffers.dhidden = sums;
     }
     if recompute {
         walk.recompute(all, &mut buffers, None, true, &gradients);
@@ -148,97 +140,24 @@ struct Gradients<'a> {
     dloss: f32,
 }
 
-/// One call's inputs, and the steps that the three schedules are made of.
+/// One call, and the steps that the three schedules are made of.
 struct Walk<'a> {
     cpu: &'a Cpu,
-    hidden: &'a Tensor,
-    weight: &'a Tensor,
-    targets: &'a [i32],
-    /// The rows that count, ascending.
-    index: &'a [u32],
-    d: usize,
-    vocab: usize,
-    layout: &'a Layout,
+    inputs: Inputs<'a>,
 }
 
 impl<'a> Walk<'a> {
     fn new(cpu: &'a Cpu, head: Head<'a>, layout: &'a Layout, index: &'a mut [u32]) -> Self {
         // SAFETY: as in `forward`.
-        let targets = unsafe { head.targets.slice_of::<i32>() };
-        let mut count = 0;
-        for (row, _) in targets.iter().enumerate().filter(|(_, t)| **t != head.ignore_index) {
-            index[count] = row as u32;
-            count += 1;
-        }
-        let (_, d, _) = head.dims();
-        let index = &index[..count];
-        Walk { cpu, hidden: head.hidden, weight: head.weight, targets, index, d, vocab: head.vocab, layout }
+        Walk { cpu, inputs: unsafe { Inputs::new(head, layout, index) } }
     }
 
-    /// Cuts gapless rows into blocks of nearly equal size: a last block of a few rows would read all weights for little work.
-    fn blocks(&self, rows: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
-        let step = self.layout.block_rows(rows.len());
-        rows.clone().step_by(step).map(move |start| start..(start + step).min(rows.end))
+    /// The rows that count.
+    fn rows(&self) -> Range<usize> {
+        0..self.inputs.index.len()
     }
 
-    fn tiles(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (vocab, cols) = (self.vocab, self.layout.cols);
-        (0..vocab).step_by(cols).map(move |start| start..(start + cols).min(vocab))
-    }
-
-    /// The hidden rows of a block as a matrix; gathered first when ignored rows lie between them.
-    fn hidden<'b>(&self, block: Range<usize>, gather: &'b mut [f32]) -> MatRef<'b>
-    where
-        'a: 'b,
-    {
-        let (d, index) = (self.d, &self.index[block]);
-        let (first, last) = (index[0] as usize, index[index.len() - 1] as usize);
-        with_element!(self.hidden.dtype(), T => {
-            // SAFETY: as in `forward`.
-            let hidden = unsafe { self.hidden.slice_of::<T>() };
-            if last - first + 1 == index.len() {
-                MatRef::new(&hidden[first * d..(last + 1) * d], d, 1)
-            } else {
-                let gather = kernels::typed::<T>(gather, index.len() * d);
-                for (to, &row) in gather.chunks_exact_mut(d).zip(index) {
-                    to.copy_from_slice(&hidden[row as usize * d..][..d]);
-                }
-                MatRef::new(gather, d, 1)
-            }
-        })
-    }
-
-    /// A vocabulary tile of the weight, as `(D, columns)` when transposed, else as `(columns, D)`.
-    fn weight(&self, columns: Range<usize>, transposed: bool) -> MatRef<'a> {
-        let d = self.d;
-        let (row_stride, col_stride) = if transposed { (1, d) } else { (d, 1) };
-        with_element!(self.weight.dtype(), T => {
-            // SAFETY: as in `forward`.
-            let weight = unsafe { self.weight.slice_of::<T>() };
-            MatRef::new(&weight[columns.start * d..columns.end * d], row_stride, col_stride)
-        })
-    }
-
-    fn logits(&self, hidden: MatRef<'_>, rows: usize, columns: Range<usize>, tile: &mut [f32]) {
-        let (width, ld) = (columns.len(), self.layout.ld);
-        let weight = self.weight(columns, true);
-        gemm(self.cpu, rows, width, self.d, hidden, weight, tile, ld, false, Epilogue::None);
-    }
-
-    /// Folds a tile of logits into the running maximum, sum and target logit of its rows.
-    fn merge_stats(&self, block: &Range<usize>, columns: Range<usize>, tile: &mut [f32], stats: &mut [kernels::Stats]) {
-        let (isa, stats) = (self.cpu.isa(), Disjoint::new(stats));
-        self.each_row(block, &columns, tile, |i, target, logits| {
-            // SAFETY: each row of a block is visited once.
-            let stats = &mut unsafe { stats.part(i, i + 1) }[0];
-            kernels::merge(isa, logits, stats);
-            if let Some(t) = target {
-                stats.target = logits[t];
-            }
-        });
-    }
-
-    /// Turns a tile of logits into their gradient, in place.
+    /// Turns a tile of logits into their gradient, in place and in parallel.
     fn gradient(
         &self,
         block: &Range<usize>,
@@ -248,42 +167,33 @@ impl<'a> Walk<'a> {
         scale: &[f32],
         dloss: f32,
     ) {
-        let isa = self.cpu.isa();
-        self.each_row(block, &columns, tile, |i, target, logits| {
-            kernels::softmax(isa, logits, shift[i], scale[i]);
-            if let Some(t) = target {
-                logits[t] -= dloss;
-            }
-        });
-    }
-
-    /// Runs `f(row of the block, target's place in the tile if it is there, the row's logits)` for all rows, in parallel.
-    fn each_row(
-        &self,
-        block: &Range<usize>,
-        columns: &Range<usize>,
-        tile: &mut [f32],
-        f: impl Fn(usize, Option<usize>, &mut [f32]) + Sync,
-    ) {
         const ROWS_PER_TASK: usize = 8;
-        let (ld, rows) = (self.layout.ld, &self.index[block.clone()]);
-        assert!(tile.len() >= rows.len() * ld && columns.len() <= ld);
+        let (isa, inputs, ld, rows) = (self.cpu.isa(), &self.inputs, self.inputs.layout.ld, block.len());
         let tile = Disjoint::new(tile);
-        self.cpu.pool().run(rows.len().div_ceil(ROWS_PER_TASK), &|task, _| {
+        self.cpu.pool().run(rows.div_ceil(ROWS_PER_TASK), &|task, _| {
             let start = task * ROWS_PER_TASK;
-            for i in start..(start + ROWS_PER_TASK).min(rows.len()) {
-                // SAFETY: inside the tile by the assertion above; no two tasks share a row.
+            for i in start..(start + ROWS_PER_TASK).min(rows) {
+                // SAFETY: no two tasks share a row.
                 let logits = unsafe { tile.part(i * ld, i * ld + columns.len()) };
-                let target = self.targets[rows[i] as usize] as usize;
-                f(i, target.checked_sub(columns.start).filter(|&t| t < columns.len()), logits);
+                kernels::softmax(isa, logits, shift[i], scale[i]);
+                if let Some(t) = inputs.target_in(block.start + i, &columns) {
+                    logits[t] -= dloss;
+                }
             }
         });
     }
 
     /// `dhidden (+)= tile @ weight`.
-    fn add_dhidden(&self, rows: usize, columns: Range<usize>, tile: &[f32], dhidden: &mut [f32], accumulate: bool) {
-        let (width, d) = (columns.len(), self.d);
-        let (tile, weight) = (MatRef::new(tile, self.layout.ld, 1), self.weight(columns, false));
+    fn add_dhidden(
+        &self,
+        rows: usize,
+        columns: Range<usize>,
+        (tile, ld): (&[f32], usize),
+        dhidden: &mut [f32],
+        accumulate: bool,
+    ) {
+        let (width, d) = (columns.len(), self.inputs.d);
+        let (tile, weight) = (MatRef::new(tile, ld, 1), self.inputs.weight(columns).at(0));
         gemm(self.cpu, rows, d, width, tile, weight, dhidden, d, accumulate, Epilogue::None);
     }
 
@@ -293,13 +203,13 @@ impl<'a> Walk<'a> {
         hidden: MatRef<'_>,
         rows: usize,
         columns: Range<usize>,
-        tile: &[f32],
+        (tile, ld): (&[f32], usize),
         sums: &mut [f32],
         first: bool,
         to: &Gradients<'_>,
     ) {
-        let (width, d) = (columns.len(), self.d);
-        let tile = MatRef::new(tile, 1, self.layout.ld);
+        let (width, d) = (columns.len(), self.inputs.d);
+        let tile = MatRef::new(tile, 1, ld);
         let (out, accumulate) = if to.dweight.dtype() == DType::F32 {
             // SAFETY: as in `forward`.
             let all = unsafe { to.dweight.slice_of_mut::<f32>() };
@@ -312,7 +222,7 @@ impl<'a> Walk<'a> {
 
     /// Rounds a finished tile of `dweight` into its 16-bit place.
     fn store_dweight(&self, columns: Range<usize>, sums: &[f32], to: &Gradients<'_>) {
-        let elements = columns.start * self.d..columns.end * self.d;
+        let elements = columns.start * self.inputs.d..columns.end * self.inputs.d;
         with_element!(to.dweight.dtype(), T => {
             // SAFETY: as in `forward`.
             let out = &mut unsafe { to.dweight.slice_of_mut::<T>() }[elements];
@@ -324,7 +234,7 @@ impl<'a> Walk<'a> {
     fn store_dhidden(&self, rows: Range<usize>, sums: &[f32], dhidden: &Tensor) {
         with_element!(dhidden.dtype(), T => {
             // SAFETY: as in `forward`.
-            let out = &mut unsafe { dhidden.slice_of_mut::<T>() }[rows.start * self.d..rows.end * self.d];
+            let out = &mut unsafe { dhidden.slice_of_mut::<T>() }[rows.start * self.inputs.d..rows.end * self.inputs.d];
             kernels::store(self.cpu, &sums[..out.len()], out, false);
         });
     }
@@ -339,24 +249,26 @@ impl<'a> Walk<'a> {
         dweight: bool,
         to: &Gradients<'_>,
     ) {
-        let d = self.d;
+        let d = self.inputs.d;
         if rows.is_empty() {
             return;
         }
-        for columns in self.tiles() {
-            for block in self.blocks(rows.clone()) {
-                let hidden = self.hidden(block.clone(), buffers.gather);
-                let tile = &mut buffers.logits[..self.layout.tile_len()];
+        let ld = self.inputs.layout.ld;
+        for columns in self.inputs.tiles() {
+            for block in self.inputs.blocks(rows.clone()) {
+                let hidden = self.inputs.hidden(block.clone(), buffers.gather).at(0);
+                let tile = &mut *buffers.logits;
+                let weight = self.inputs.weight(columns.clone()).transposed_at(0);
+                gemm(self.cpu, block.len(), columns.len(), d, hidden, weight, tile, ld, false, Epilogue::None);
                 let (shift, scale) = (&buffers.shift[block.clone()], &buffers.scale[block.clone()]);
-                self.logits(hidden, block.len(), columns.clone(), tile);
                 self.gradient(&block, columns.clone(), tile, shift, scale, to.dloss);
                 if let Some(sums) = &mut dhidden {
                     let sums = &mut sums[(block.start - rows.start) * d..(block.end - rows.start) * d];
-                    self.add_dhidden(block.len(), columns.clone(), tile, sums, columns.start > 0);
+                    self.add_dhidden(block.len(), columns.clone(), (tile, ld), sums, columns.start > 0);
                 }
                 if dweight {
                     let first = block.start == rows.start;
-                    self.add_dweight(hidden, block.len(), columns.clone(), tile, buffers.dweight, first, to);
+                    self.add_dweight(hidden, block.len(), columns.clone(), (tile, ld), buffers.dweight, first, to);
                 }
             }
             if dweight && to.dweight.dtype() != DType::F32 {
@@ -367,9 +279,9 @@ impl<'a> Walk<'a> {
 
     /// Writes what no product writes: zeros for padding and for ignored rows, and each row's gradient at its own place.
     fn finish(&self, to: &Gradients<'_>) {
-        let d = self.d;
+        let d = self.inputs.d;
         if !to.accumulate_dweight {
-            let from = if self.index.is_empty() { 0 } else { self.vocab * d };
+            let from = if self.inputs.index.is_empty() { 0 } else { self.inputs.vocab * d };
             with_element!(to.dweight.dtype(), T => {
                 // SAFETY: as in `forward`.
                 let dweight = unsafe { to.dweight.slice_of_mut::<T>() };
@@ -378,7 +290,7 @@ impl<'a> Walk<'a> {
         }
         with_element!(to.dhidden.dtype(), T => {
             // SAFETY: as in `forward`.
-            kernels::spread(unsafe { to.dhidden.slice_of_mut::<T>() }, self.index, d);
+            kernels::spread(unsafe { to.dhidden.slice_of_mut::<T>() }, self.inputs.index, d);
         });
     }
 }

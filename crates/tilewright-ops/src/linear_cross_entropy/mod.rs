@@ -11,8 +11,10 @@
 //! recompute (2 N V D operations) where its f32 sums would outgrow the workspace: in `forward_backward` for a 16-bit `dweight` and more rows
 //! than a chunk, in `backward` when both gradients are 16-bit and `dhidden` is larger than 8 MiB in f32.
 //!
-//! No workspace grows with `N V`: beyond buffers of fixed numbers of rows and columns there are at most 12 bytes a row. The same inputs give
-//! the same bits for any number of threads, and ignoring a row gives the same bits as deleting it.
+//! No workspace grows with `N V`: on the CPU, `forward` holds a strip of logits (266 rows by 224 columns) for each thread and two numbers a row and
+//! strip, `backward` a tile (266 by 1024), `forward_backward` at most 140 rows of logits in at most 32 MiB, and never all rows of more than 128.
+//! Beside them stand copies of so many hidden rows, and at most 12 bytes a row of the batch. The same inputs give the same bits for any number
+//! of threads, and ignoring a row gives the same bits as deleting it.
 
 mod cpu;
 #[cfg(test)]
@@ -100,41 +102,38 @@ pub struct ForwardBackward<'a> {
 
 /// Bytes of workspace that [`forward`] needs.
 pub fn forward_workspace_bytes(device: &Device, n: usize, d: usize, vp: usize) -> usize {
-    let _ = device;
-    Layout::forward(n, d, vp).bytes()
+    Layout::forward(device.threads(), n, d, vp).bytes()
 }
 
 /// Bytes of workspace that [`backward`] needs.
 pub fn backward_workspace_bytes(device: &Device, n: usize, d: usize, vp: usize) -> usize {
-    let _ = device;
-    Layout::backward(n, d, vp).bytes()
+    Layout::backward(device.threads(), n, d, vp).bytes()
 }
 
 /// Bytes of workspace that [`forward_backward`] needs.
 pub fn forward_backward_workspace_bytes(device: &Device, n: usize, d: usize, vp: usize) -> usize {
-    let _ = device;
-    Layout::training(n, d, vp).bytes()
+    Layout::training(device.threads(), n, d, vp).bytes()
 }
 
 /// Runs [`Forward`].
 pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     let head = Head::of_forward(args);
     let (n, d, vp) = head.dims();
-    forward_with(device, args, &Layout::forward(n, d, vp))
+    forward_with(device, args, &Layout::forward(device.threads(), n, d, vp))
 }
 
 /// Runs [`Backward`].
 pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
     let head = Head::of_backward(args);
     let (n, d, vp) = head.dims();
-    backward_with(device, args, &Layout::backward(n, d, vp))
+    backward_with(device, args, &Layout::backward(device.threads(), n, d, vp))
 }
 
 /// Runs [`ForwardBackward`].
 pub fn forward_backward(device: &Device, args: &ForwardBackward<'_>) -> Result<()> {
     let head = Head::of_training(args);
     let (n, d, vp) = head.dims();
-    forward_backward_with(device, args, &Layout::training(n, d, vp))
+    forward_backward_with(device, args, &Layout::training(device.threads(), n, d, vp))
 }
 
 /// [`forward`] with tiles of the caller's choice, so that tests reach many tiles with few numbers.

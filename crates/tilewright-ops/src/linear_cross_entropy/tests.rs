@@ -200,15 +200,15 @@ impl Head {
     }
 
     fn forward_layout(&self, rows: usize, cols: usize) -> Layout {
-        Layout::forward_tiled(self.n, self.d, self.vp, rows, cols)
+        Layout::forward_tiled(self.device.threads(), self.n, self.d, self.vp, rows, cols)
     }
 
     fn backward_layout(&self, rows: usize, cols: usize, sum_rows: usize) -> Layout {
-        Layout::backward_tiled(self.n, self.d, self.vp, rows, cols, sum_rows)
+        Layout::backward_tiled(self.device.threads(), self.n, self.d, self.vp, rows, cols, sum_rows)
     }
 
     fn training_layout(&self, rows: usize, cols: usize) -> Layout {
-        Layout::training_tiled(self.n, self.d, self.vp, rows, cols)
+        Layout::training_tiled(self.device.threads(), self.n, self.d, self.vp, rows, cols)
     }
 }
 

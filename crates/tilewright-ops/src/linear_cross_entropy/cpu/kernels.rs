@@ -7,35 +7,9 @@ use crate::cpu::{Cpu, Element};
 
 const LANES: usize = 16;
 
-/// What is known of a row's logits so far.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct Stats {
-    /// The largest logit.
-    pub(super) max: f32,
-    /// The sum of `exp(logit - max)`.
-    pub(super) sum: f32,
-    /// The target's logit, once its column has passed.
-    pub(super) target: f32,
-}
-
-impl Stats {
-    pub(super) const FLOATS: usize = 3;
-    pub(super) const EMPTY: Stats = Stats { max: f32::NEG_INFINITY, sum: 0.0, target: 0.0 };
-
-    /// The difference first: with large logits, `lse` alone would have lost the digits of a small loss.
-    pub(super) fn loss(&self) -> f32 {
-        (self.max - self.target) + self.sum.ln()
-    }
-
-    pub(super) fn lse(&self) -> f32 {
-        self.max + self.sum.ln()
-    }
-}
-
 per_isa! {
-    /// Takes more logits of a row into its statistics.
-    pub(super) fn merge[](logits: &[f32], stats: &mut Stats) {
+    /// The largest logit, and the sum of `exp(logit - largest)`.
+    pub(super) fn summary[](logits: &[f32]) -> (f32, f32) {
         let (body, tail) = logits.as_chunks::<LANES>();
         let mut max = [f32::NEG_INFINITY; LANES];
         for x in body {
@@ -43,16 +17,42 @@ per_isa! {
                 max[l] = if x[l] > max[l] { x[l] } else { max[l] };
             }
         }
-        let max = max.iter().chain(tail).fold(stats.max, |m, &x| if x > m { x } else { m });
+        let max = max.iter().chain(tail).fold(f32::NEG_INFINITY, |m, &x| if x > m { x } else { m });
         let mut sum = [0.0; LANES];
         for x in body {
             for l in 0..LANES {
                 sum[l] += exp(x[l] - max);
             }
         }
-        let sum: f32 = sum.iter().sum::<f32>() + tail.iter().map(|&x| exp(x - max)).sum::<f32>();
-        let old = if stats.sum == 0.0 { 0.0 } else { stats.sum * exp(stats.max - max) };
-        (stats.max, stats.sum) = (max, old + sum);
+        (max, sum.iter().sum::<f32>() + tail.iter().map(|&x| exp(x - max)).sum::<f32>())
+    }
+}
+
+per_isa! {
+    /// Joins the summaries of all tasks, each of which holds one number a row, in the order of the tasks.
+    pub(super) fn join[](task_max: &[f32], task_sum: &[f32], max: &mut [f32], sum: &mut [f32]) {
+        max.fill(f32::NEG_INFINITY);
+        sum.fill(0.0);
+        let rows = max.len();
+        for task in task_max.chunks_exact(rows) {
+            for (max, &m) in max.iter_mut().zip(task) {
+                *max = if m > *max { m } else { *max };
+            }
+        }
+        for (task, task_sum) in task_max.chunks_exact(rows).zip(task_sum.chunks_exact(rows)) {
+            for (((sum, &max), &m), &s) in sum.iter_mut().zip(&*max).zip(task).zip(task_sum) {
+                *sum += s * exp(m - max);
+            }
+        }
+    }
+}
+
+per_isa! {
+    /// `out = exp(x - shift) * scale`
+    pub(super) fn softmax_into[](x: &[f32], out: &mut [f32], shift: f32, scale: f32) {
+        for (o, &x) in out.iter_mut().zip(x) {
+            *o = exp(x - shift) * scale;
+        }
     }
 }
 
@@ -110,6 +110,19 @@ pub(super) fn typed<T: Number>(numbers: &mut [impl Number], len: usize) -> &mut 
     unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), len) }
 }
 
+/// Numbers as bytes.
+pub(super) fn bytes<T: Number>(numbers: &[T]) -> &[u8] {
+    // SAFETY: the same memory; a `Number` has no padding.
+    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
+}
+
+/// Bytes as the numbers that they are.
+pub(super) fn elements<T: Number>(bytes: &[u8]) -> &[T] {
+    assert!(bytes.len().is_multiple_of(size_of::<T>()) && bytes.as_ptr().cast::<T>().is_aligned());
+    // SAFETY: whole and aligned by the assertion; every bit pattern is a value of every `Number`.
+    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<T>()) }
+}
+
 /// Types without padding whose every bit pattern is a value.
 ///
 /// # Safety
@@ -120,4 +133,3 @@ unsafe impl Number for u32 {}
 unsafe impl Number for f32 {}
 unsafe impl Number for tilewright_core::f16 {}
 unsafe impl Number for tilewright_core::bf16 {}
-unsafe impl Number for Stats {}

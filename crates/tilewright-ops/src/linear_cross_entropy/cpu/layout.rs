@@ -1,37 +1,60 @@
 //! How large blocks and tiles are, and where the workspace holds what. The sizes that callers plan with and the ranges that the kernels use
 //! come from the same lengths.
 
-use super::kernels::{Stats, typed};
+use super::kernels::typed;
+use crate::cpu::Isa;
+use crate::cpu::gemm::{packed_a_floats, packed_b_floats};
 use crate::{DType, Result, Tensor};
 
+/// Rows are counted in steps of the widest register tile, so that few tiles are partly empty.
+const ROW_STEP: usize = 14;
 /// Rows of a block where logits live for one vocabulary tile only.
-const BLOCK_ROWS: usize = 256;
-/// Columns of a vocabulary tile. 128 rows of it are half of a second-level cache of 1 MiB.
-const TILE_COLUMNS: usize = 1024;
+const BLOCK_ROWS: usize = 19 * ROW_STEP;
 /// Rows whose logits are kept whole while their gradients are made, at most.
-const CHUNK_ROWS: usize = 128;
+const CHUNK_ROWS: usize = 10 * ROW_STEP;
+/// Above so many rows there are at least two chunks.
+const WHOLE_ROWS: usize = 128;
 /// Bytes of logits kept, at most (but always one row).
 const CHUNK_BYTES: usize = 32 << 20;
+/// Columns of a task: whole register tiles of AVX-512, be they rows (16 x 14) or columns (7 x 32) of a product.
+const TASK_COLUMNS: usize = 224;
+/// Columns of a tile where all threads share one: 256 rows of it are a megabyte.
+const TILE_COLUMNS: usize = 1024;
+/// Tasks whose logits become gradients before all threads multiply them by the weight. Longer spans read the weight in pieces too far apart:
+/// 5 % slower at 32 (LOG.md, 2026-11-30).
+const SPAN_TASKS: usize = 4;
 /// Bytes of f32 sums of a 16-bit `dhidden` kept, at most (but always one row).
 const SUM_BYTES: usize = 8 << 20;
+/// Steps of `D` between two visits to a tile of logits, at most; as the matrix product has it.
+const MOST_STEPS: usize = 384;
 /// Every range starts on a cache line.
 const ALIGN: usize = 64;
 
 /// The plan of one call: block sizes, and the lengths of the workspace's ranges in elements of 4 bytes.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Layout {
-    /// Rows of a block, at most.
+    threads: usize,
+    /// Rows of a block or chunk, at most.
     pub(in super::super) rows: usize,
-    /// Columns of a tile, at most.
-    pub(super) cols: usize,
-    /// Row stride of a tile: not a power of two, so that a column's elements do not fall into one set of the cache.
-    pub(super) ld: usize,
+    /// Columns of a task, at most.
+    pub(super) task_cols: usize,
+    /// Columns of a tile that all threads share, at most.
+    pub(super) tile_cols: usize,
     /// Rows of `dhidden` that the workspace can sum.
     pub(super) sum_rows: usize,
+    /// Steps of `D` in one packed part of the hidden rows.
+    pub(super) step: usize,
+    /// Row stride of the kept logits; of a tile when none are kept.
+    pub(super) ld: usize,
     index: usize,
     row_factors: usize,
     stats: usize,
+    partials: usize,
     gather: usize,
+    packed: usize,
+    packed_by_row: usize,
+    worker_packed: usize,
+    worker_tile: usize,
     logits: usize,
     dhidden: usize,
     dweight: usize,
@@ -45,11 +68,21 @@ pub(super) struct Buffers<'a> {
     pub(super) shift: &'a mut [f32],
     /// One a row that counts: the factor behind `exp`.
     pub(super) scale: &'a mut [f32],
-    /// One a row of a block.
-    pub(super) stats: &'a mut [Stats],
+    /// One a row of a block: the largest logit, the sum of `exp(logit - largest)`, the target's logit.
+    pub(super) max: &'a mut [f32],
+    pub(super) sum: &'a mut [f32],
+    pub(super) target: &'a mut [f32],
+    /// The first two of each task, one row of the block after the other.
+    pub(super) task_max: &'a mut [f32],
+    pub(super) task_sum: &'a mut [f32],
     /// A block of hidden rows, in their own type.
     pub(super) gather: &'a mut [f32],
-    /// One tile, or all tiles of a chunk one behind the other.
+    /// A block of hidden rows packed as a left operand, and as a right one.
+    pub(super) packed: &'a mut [f32],
+    pub(super) packed_by_row: &'a mut [f32],
+    /// What each thread has for itself.
+    pub(super) workers: &'a mut [f32],
+    /// One tile, or a chunk of whole rows.
     pub(super) logits: &'a mut [f32],
     /// Sums of a `dhidden` stored in 16 bits.
     pub(super) dhidden: &'a mut [f32],
@@ -58,40 +91,61 @@ pub(super) struct Buffers<'a> {
 }
 
 impl Layout {
-    pub(in super::super) fn forward(n: usize, d: usize, vp: usize) -> Self {
-        Layout::forward_tiled(n, d, vp, BLOCK_ROWS, TILE_COLUMNS)
+    pub(in super::super) fn forward(threads: usize, n: usize, d: usize, vp: usize) -> Self {
+        Layout::forward_tiled(threads, n, d, vp, BLOCK_ROWS, TASK_COLUMNS)
     }
 
-    pub(in super::super) fn backward(n: usize, d: usize, vp: usize) -> Self {
-        Layout::backward_tiled(n, d, vp, BLOCK_ROWS, TILE_COLUMNS, SUM_BYTES / 4 / d.max(1))
+    pub(in super::super) fn backward(threads: usize, n: usize, d: usize, vp: usize) -> Self {
+        Layout::backward_tiled(threads, n, d, vp, BLOCK_ROWS, TILE_COLUMNS, SUM_BYTES / 4 / d.max(1))
     }
 
-    pub(in super::super) fn training(n: usize, d: usize, vp: usize) -> Self {
-        let cols = TILE_COLUMNS.min(vp).max(1);
-        let fit = CHUNK_BYTES / 4 / (tile_stride(cols) * vp.div_ceil(cols).max(1));
-        let rows = if fit >= 8 { fit / 8 * 8 } else { fit };
-        Layout::training_tiled(n, d, vp, rows.min(CHUNK_ROWS), TILE_COLUMNS)
+    pub(in super::super) fn training(threads: usize, n: usize, d: usize, vp: usize) -> Self {
+        let fit = CHUNK_BYTES / 4 / row_stride(vp);
+        let rows = if fit >= ROW_STEP { fit / ROW_STEP * ROW_STEP } else { fit };
+        let most = if n > WHOLE_ROWS { n.div_ceil(2).next_multiple_of(ROW_STEP) } else { n };
+        let layout = Layout::training_tiled(threads, n, d, vp, rows.min(CHUNK_ROWS).min(most), TASK_COLUMNS);
+        Layout { tile_cols: TILE_COLUMNS.min(vp).max(1), dweight: TILE_COLUMNS.min(vp) * d, ..layout }
     }
 
-    pub(in super::super) fn forward_tiled(n: usize, d: usize, vp: usize, rows: usize, cols: usize) -> Self {
+    /// Blocks of so many rows, tasks of so many columns.
+    pub(in super::super) fn forward_tiled(
+        threads: usize,
+        n: usize,
+        d: usize,
+        vp: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Self {
         let (rows, cols) = (rows.min(n).max(1), cols.min(vp).max(1));
-        let ld = tile_stride(cols);
+        let step = d.div_ceil(d.div_ceil(MOST_STEPS).max(1)).next_multiple_of(16).clamp(16, MOST_STEPS);
+        // For whichever instruction set wants most, so that a plan holds on every device of these threads.
+        let widest = |floats: &dyn Fn(Isa) -> usize| Isa::ALL.into_iter().map(floats).max().unwrap_or(0);
         Layout {
+            threads,
             rows,
-            cols,
-            ld,
+            task_cols: cols,
+            tile_cols: cols,
             sum_rows: 0,
+            step,
+            ld: row_stride(cols),
             index: n,
             row_factors: 0,
-            stats: rows * Stats::FLOATS,
+            stats: rows,
+            partials: vp.div_ceil(cols) * rows,
             gather: rows * d,
-            logits: rows * ld,
+            packed: widest(&|isa| packed_a_floats(isa, rows, step)) * d.div_ceil(step),
+            packed_by_row: 0,
+            worker_packed: widest(&|isa| packed_b_floats(isa, cols, step)).next_multiple_of(ALIGN / 4),
+            worker_tile: rows * row_stride(cols),
+            logits: 0,
             dhidden: 0,
             dweight: 0,
         }
     }
 
+    /// Blocks of so many rows, tiles of so many columns, f32 sums for so many rows of a 16-bit `dhidden`.
     pub(in super::super) fn backward_tiled(
+        threads: usize,
         n: usize,
         d: usize,
         vp: usize,
@@ -99,38 +153,101 @@ impl Layout {
         cols: usize,
         sum_rows: usize,
     ) -> Self {
-        let base = Layout::forward_tiled(n, d, vp, rows, cols);
+        let base = Layout::forward_tiled(threads, n, d, vp, rows, cols);
         let sum_rows = sum_rows.min(n).max(1);
-        Layout { sum_rows, row_factors: n, stats: 0, dhidden: sum_rows * d, dweight: base.cols * d, ..base }
-    }
-
-    pub(in super::super) fn training_tiled(n: usize, d: usize, vp: usize, rows: usize, cols: usize) -> Self {
-        let base = Layout::forward_tiled(n, d, vp, rows, cols);
         Layout {
-            sum_rows: base.rows,
+            sum_rows,
             row_factors: n,
-            logits: base.logits * vp.div_ceil(base.cols),
-            dhidden: base.rows * d,
-            dweight: base.cols * d,
+            stats: 0,
+            partials: 0,
+            packed: 0,
+            worker_packed: 0,
+            worker_tile: 0,
+            logits: base.rows * base.ld,
+            dhidden: sum_rows * d,
+            dweight: base.tile_cols * d,
             ..base
         }
     }
 
-    /// Bytes of the workspace.
-    pub(in super::super) fn bytes(&self) -> usize {
-        let one = [self.index, self.row_factors, self.row_factors, self.stats, self.gather, self.logits, self.dhidden];
-        one.into_iter().chain([self.dweight]).map(padded).sum()
+    /// Chunks of so many rows, tasks and tiles of so many columns.
+    pub(in super::super) fn training_tiled(
+        threads: usize,
+        n: usize,
+        d: usize,
+        vp: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Self {
+        let base = Layout::forward_tiled(threads, n, d, vp, rows, cols);
+        let by_row = |floats: &dyn Fn(Isa) -> usize| Isa::ALL.into_iter().map(floats).max().unwrap_or(0);
+        let transposed = by_row(&|isa| packed_a_floats(isa, base.task_cols, base.rows)).next_multiple_of(ALIGN / 4);
+        Layout {
+            sum_rows: base.rows,
+            ld: row_stride(vp),
+            row_factors: n,
+            packed_by_row: by_row(&|isa| packed_b_floats(isa, d, base.rows)),
+            worker_packed: base.worker_packed.max(transposed),
+            logits: base.rows * row_stride(vp),
+            dhidden: base.rows * d,
+            dweight: base.tile_cols * d,
+            ..base
+        }
     }
 
-    /// Elements of one tile's buffer.
-    pub(super) fn tile_len(&self) -> usize {
-        self.rows * self.ld
+    /// The ranges in the order in which they lie.
+    fn lengths(&self) -> [usize; 15] {
+        let Layout { index, row_factors, stats, partials, gather, packed, packed_by_row, .. } = *self;
+        let Layout { logits, dhidden, dweight, .. } = *self;
+        let workers = self.threads * self.worker_len();
+        [
+            index,
+            row_factors,
+            row_factors,
+            stats,
+            stats,
+            stats,
+            partials,
+            partials,
+            gather,
+            packed,
+            packed_by_row,
+            workers,
+            logits,
+            dhidden,
+            dweight,
+        ]
+    }
+
+    /// Bytes of the workspace.
+    pub(in super::super) fn bytes(&self) -> usize {
+        self.lengths().into_iter().map(padded).sum()
+    }
+
+    /// Elements of one thread's own part.
+    pub(super) fn worker_len(&self) -> usize {
+        (self.worker_packed + self.worker_tile).next_multiple_of(ALIGN / 4)
+    }
+
+    /// A thread's part cut into room for a packed operand and for a tile of logits.
+    pub(super) fn worker<'a>(&self, part: &'a mut [f32]) -> (&'a mut [f32], &'a mut [f32]) {
+        part.split_at_mut(self.worker_packed)
+    }
+
+    /// Row stride of a thread's tile of logits.
+    pub(super) fn tile_ld(&self) -> usize {
+        row_stride(self.task_cols)
+    }
+
+    /// Columns whose gradients are made before they are multiplied by the weight.
+    pub(super) fn span(&self) -> usize {
+        SPAN_TASKS * self.task_cols
     }
 
     /// Rows of each block when `n` rows are cut into as few as the buffers allow, all of nearly the same size: a last block of a few rows would
     /// read all weights for little work.
     pub(super) fn block_rows(&self, n: usize) -> usize {
-        n.div_ceil(n.div_ceil(self.rows).max(1)).next_multiple_of(8).clamp(1, self.rows)
+        n.div_ceil(n.div_ceil(self.rows).max(1)).next_multiple_of(ROW_STEP).clamp(1, self.rows)
     }
 
     /// Whether `forward_backward` makes the logits again for a `dweight` that must be rounded once.
@@ -151,20 +268,45 @@ impl Layout {
         // Refuses a workspace that starts off the alignment of its elements.
         workspace.reinterpret(0, DType::F32, &[self.bytes() / 4])?;
         let mut rest = unsafe { workspace.slice_of_mut::<u8>() };
-        let mut cut = |len: usize| -> &'a mut [u8] {
+        let mut cut = |len: usize| -> &'a mut [f32] {
             let (range, behind) = std::mem::take(&mut rest).split_at_mut(padded(len));
             rest = behind;
-            range
+            typed(range, len)
         };
+        let [
+            index,
+            shift,
+            scale,
+            max,
+            sum,
+            target,
+            task_max,
+            task_sum,
+            gather,
+            packed,
+            packed_by_row,
+            workers,
+            rest @ ..,
+        ] = self.lengths().map(&mut cut);
+        let [logits, dhidden, dweight] = rest;
+        let count = index.len();
+        let index = typed(index, count);
         Ok(Buffers {
-            index: typed(cut(self.index), self.index),
-            shift: typed(cut(self.row_factors), self.row_factors),
-            scale: typed(cut(self.row_factors), self.row_factors),
-            stats: typed(cut(self.stats), self.stats / Stats::FLOATS),
-            gather: typed(cut(self.gather), self.gather),
-            logits: typed(cut(self.logits), self.logits),
-            dhidden: typed(cut(self.dhidden), self.dhidden),
-            dweight: typed(cut(self.dweight), self.dweight),
+            index,
+            shift,
+            scale,
+            max,
+            sum,
+            target,
+            task_max,
+            task_sum,
+            gather,
+            packed,
+            packed_by_row,
+            workers,
+            logits,
+            dhidden,
+            dweight,
         })
     }
 }
@@ -174,6 +316,9 @@ fn padded(len: usize) -> usize {
     (len * 4).next_multiple_of(ALIGN)
 }
 
-fn tile_stride(cols: usize) -> usize {
-    cols.next_multiple_of(16) + 16
+/// The distance of rows of so many elements: whole cache lines, and never a multiple of a page, which would put a column's elements into few
+/// sets of a cache.
+fn row_stride(cols: usize) -> usize {
+    let lines = cols.next_multiple_of(16);
+    if lines.is_multiple_of(64) { lines + 16 } else { lines }
 }

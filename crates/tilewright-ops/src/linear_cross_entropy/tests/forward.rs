@@ -19,7 +19,7 @@ fn losses_match_the_reference_for_every_shape_type_and_device() {
             for shape in SHAPES {
                 let head = Head::new(&device, dtype, shape);
                 let what = format!("{shape:?} {dtype} on {}", device.name());
-                assert_forward(&what, &head, &Layout::forward(head.n, head.d, head.vp));
+                assert_forward(&what, &head, &Layout::forward(head.device.threads(), head.n, head.d, head.vp));
                 assert_forward(&format!("{what}, small tiles"), &head, &head.forward_layout(3, 16));
             }
         }
@@ -240,5 +240,5 @@ fn the_gpt2_vocabulary_at_1024_rows() {
     // The production row count and vocabulary of bug 1, narrow enough for a test; every loss is checked.
     let device = Device::cpu_with_threads(2);
     let head = Head::new(&device, DType::F32, [1024, 4, 50_257, 50_304]).ignoring(|row| row % 97 == 5);
-    assert_forward("N=1024, V=50257", &head, &Layout::forward(1024, 4, 50_304));
+    assert_forward("N=1024, V=50257", &head, &Layout::forward(4, 1024, 4, 50_304));
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::testing::{FLOATS, assert_close, devices, tolerance};
 
 fn assert_backward(what: &str, head: &Head, layout: &Layout) {
-    let (_, lse) = head.forward(&Layout::forward(head.n, head.d, head.vp)).unwrap();
+    let (_, lse) = head.forward(&Layout::forward(head.device.threads(), head.n, head.d, head.vp)).unwrap();
     let (dhidden, dweight) = head.backward(&lse, layout).unwrap();
     let (want_dhidden, want_dweight) = head.reference_gradients();
     let (atol, rtol) = tolerance(head.hidden.dtype());
@@ -49,7 +49,7 @@ fn gradients_match_the_reference_for_every_shape_type_and_device() {
             for shape in SHAPES {
                 let head = Head::new(&device, dtype, shape);
                 let what = format!("{shape:?} {dtype} on {}", device.name());
-                assert_backward(&what, &head, &Layout::backward(head.n, head.d, head.vp));
+                assert_backward(&what, &head, &Layout::backward(head.device.threads(), head.n, head.d, head.vp));
                 // Few summed rows: the 16-bit types take their second walk.
                 assert_backward(&format!("{what}, small tiles"), &head, &head.backward_layout(3, 16, 5));
             }

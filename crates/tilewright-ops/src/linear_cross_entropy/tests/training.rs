@@ -23,7 +23,7 @@ fn one_walk_matches_the_reference_for_every_shape_type_and_device() {
             for shape in SHAPES {
                 let head = Head::new(&device, dtype, shape);
                 let what = format!("{shape:?} {dtype} on {}", device.name());
-                assert_trained(&what, &head, &Layout::training(head.n, head.d, head.vp));
+                assert_trained(&what, &head, &Layout::training(head.device.threads(), head.n, head.d, head.vp));
                 assert_trained(&format!("{what}, small chunks"), &head, &head.training_layout(3, 16));
             }
         }
@@ -149,7 +149,7 @@ fn all_rows_ignored_leaves_an_accumulated_dweight_alone() {
 fn no_rows_at_all_is_a_batch_of_zero_gradient() {
     let device = Device::cpu_with_threads(2);
     let head = Head::new(&device, DType::F32, [0, 9, 29, 37]);
-    let (losses, dhidden, dweight) = head.train(&Layout::training(0, 9, 37)).unwrap();
+    let (losses, dhidden, dweight) = head.train(&Layout::training(4, 0, 9, 37)).unwrap();
     assert_eq!((losses.numel(), dhidden.numel()), (0, 0));
     assert!(values(&dweight).iter().all(|&x| x == 0.0));
 }
@@ -262,7 +262,7 @@ fn the_gpt2_vocabulary_at_1024_rows() {
     let device = Device::cpu_with_threads(2);
     let (n, d, vocab, vp) = (1024, 4, 50_257, 50_304);
     let head = Head::new(&device, DType::F32, [n, d, vocab, vp]).ignoring(|row| row % 97 == 5);
-    let (losses, dhidden, dweight) = head.train(&Layout::training(n, d, vp)).unwrap();
+    let (losses, dhidden, dweight) = head.train(&Layout::training(4, n, d, vp)).unwrap();
     let (want, lse) = head.reference().forward();
     assert_close("losses", &losses, &want, 4e-6, 1e-5);
     let logit =
