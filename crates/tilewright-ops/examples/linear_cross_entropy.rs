@@ -99,7 +99,7 @@ fn main() -> Result<()> {
         };
         backward(&device, &args)
     };
-    let arms: [(&str, usize, &dyn Fn() -> Result<()>); 4] = [
+    let arms: [Arm<'_>; 4] = [
         ("three products, all logits", 6, &products),
         ("forward_backward", 6, &train),
         ("forward", 2, &loss),
@@ -121,6 +121,9 @@ fn main() -> Result<()> {
     }
     Ok(())
 }
+
+/// A name, the operations of its formula in units of `N V D`, and the call.
+type Arm<'a> = (&'static str, usize, &'a dyn Fn() -> Result<()>);
 
 struct Clock {
     wall: Instant,
