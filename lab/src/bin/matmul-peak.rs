@@ -1,7 +1,8 @@
 //! Matrix products as a share of this machine's peak of f32 multiply-adds.
 //!
 //! ```text
-//! cargo run --release -p lab --bin matmul-peak -- [--threads N] [--reps N] [--rows 256,1024,4096] [--json FILE]
+//! cargo run --release -p lab --bin matmul-peak -- [--threads N] [--reps N] [--rows 256,1024,4096]
+//!     [--forms forward,input,weight] [--layers 768x768,768x50304] [--json FILE]
 //! ```
 //!
 //! The peak is measured on all threads right before every repetition of every shape, so both sides meet the same clock and the same
@@ -31,11 +32,11 @@ fn main() {
     let mut records = Vec::new();
     let mut worst: Option<(f64, String)> = None;
     for &m in &options.rows {
-        for (k, n) in LAYERS {
+        for &(k, n) in &options.layers {
             let case = Case::new(&device, m, k, n);
             let mut line = format!("{m:>5} {k:>6} {n:>6}");
             let mut all_rates = String::new();
-            for form in ["forward", "input", "weight"] {
+            for form in options.forms.iter().map(String::as_str) {
                 let (rates, peaks): (Vec<f64>, Vec<f64>) = (0..options.reps).map(|_| case.sample(form)).unzip();
                 let share = 100.0 * best(&rates) / best(&peaks);
                 let middle = median(rates.iter().zip(&peaks).map(|(rate, peak)| 100.0 * rate / peak).collect());
@@ -67,12 +68,16 @@ struct Options {
     threads: Option<usize>,
     reps: usize,
     rows: Vec<usize>,
+    forms: Vec<String>,
+    layers: Vec<(usize, usize)>,
     json: Option<String>,
 }
 
 impl Options {
     fn from_args() -> Options {
-        let mut options = Options { threads: None, reps: 7, rows: vec![256, 1024, 4096], json: None };
+        let forms = ["forward", "input", "weight"].map(String::from).to_vec();
+        let (rows, layers) = (vec![256, 1024, 4096], LAYERS.to_vec());
+        let mut options = Options { threads: None, reps: 7, rows, forms, layers, json: None };
         let mut args = std::env::args().skip(1);
         while let Some(flag) = args.next() {
             let value = args.next().unwrap_or_else(|| fail(&format!("`{flag}` wants a value")));
@@ -84,8 +89,16 @@ impl Options {
                 "--threads" => options.threads = Some(number(&value)),
                 "--reps" => options.reps = number(&value),
                 "--rows" => options.rows = value.split(',').map(number).collect(),
+                "--forms" => options.forms = value.split(',').map(String::from).collect(),
+                "--layers" => {
+                    let layer = |v: &str| {
+                        let (k, n) = v.split_once('x').unwrap_or_else(|| fail(&format!("`--layers {v}`: not KxN")));
+                        (number(k), number(n))
+                    };
+                    options.layers = value.split(',').map(layer).collect();
+                }
                 "--json" => options.json = Some(value),
-                _ => fail(&format!("`{flag}` is none of --threads, --reps, --rows, --json")),
+                _ => fail(&format!("`{flag}` is none of --threads, --reps, --rows, --forms, --layers, --json")),
             }
         }
         options
@@ -179,7 +192,7 @@ impl Case {
                 &self.device,
                 &BackwardInput { dout: &self.out, weight: &self.weight, gelu: None, dx: &self.dx, accumulate: false },
             ),
-            _ => backward_weight(
+            "weight" => backward_weight(
                 &self.device,
                 &BackwardWeight {
                     dout: &self.out,
@@ -189,6 +202,7 @@ impl Case {
                     accumulate: true,
                 },
             ),
+            _ => fail(&format!("`--forms {form}`: the forms are forward, input and weight")),
         };
         result.unwrap_or_else(|e| fail(&e.to_string()));
     }

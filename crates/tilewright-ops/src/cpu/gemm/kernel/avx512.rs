@@ -31,6 +31,18 @@ macro_rules! by_rows {
 }
 static BY_ROWS: [[Micro; 2]; MR] = by_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14);
 
+/// Steps of K between the request for a tile of C and its use.
+const AHEAD: usize = 64;
+
+/// Floats of A between the request and the use: 18 steps of 14, some 250 cycles, about the latency of a third cache.
+const A_AHEAD: usize = 256;
+
+#[inline(always)]
+fn prefetch_for_write(p: *const f32) {
+    // SAFETY: a prefetch never faults; every processor with AVX-512 has this one.
+    unsafe { std::arch::asm!("prefetchw [{}]", in(reg) p, options(nostack, preserves_flags)) }
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn tile<const R: usize, const V: usize>(
     kc: usize,
@@ -45,26 +57,34 @@ unsafe fn tile<const R: usize, const V: usize>(
 ) {
     // SAFETY: all accesses lie inside the panels and the tile that the caller vouches for; a prefetch never faults.
     unsafe {
-        // The tile of C may be far away; ask for it now, use it `kc` steps later.
-        for i in 0..R {
-            for j in 0..V {
-                _mm_prefetch::<_MM_HINT_ET0>(c.wrapping_add(i * ldc + 16 * j).cast());
-            }
-        }
         let mut acc = [[_mm512_setzero_ps(); V]; R];
-        for _ in 0..kc {
-            let mut bv = [_mm512_setzero_ps(); V];
-            for j in 0..V {
-                bv[j] = _mm512_loadu_ps(b.add(16 * j));
-            }
-            for i in 0..R {
-                let av = _mm512_set1_ps(*a.add(i));
+        // The tile of C may be far away: ask for it some hundreds of cycles before its use, but not before most of the panels have passed
+        // through the first cache.
+        let late = kc.min(AHEAD);
+        for part in [kc - late, late] {
+            for _ in 0..part {
+                // A streams from the second cache, or from the third when its block is met first; the panel after this one follows it.
+                _mm_prefetch::<_MM_HINT_T0>(a.wrapping_add(A_AHEAD).cast());
+                let mut bv = [_mm512_setzero_ps(); V];
                 for j in 0..V {
-                    acc[i][j] = _mm512_fmadd_ps(av, bv[j], acc[i][j]);
+                    bv[j] = _mm512_loadu_ps(b.add(16 * j));
+                }
+                for i in 0..R {
+                    let av = _mm512_set1_ps(*a.add(i));
+                    for j in 0..V {
+                        acc[i][j] = _mm512_fmadd_ps(av, bv[j], acc[i][j]);
+                    }
+                }
+                a = a.add(MR);
+                b = b.add(NR);
+            }
+            if part + late == kc {
+                for i in 0..R {
+                    for j in 0..V {
+                        prefetch_for_write(c.wrapping_add(i * ldc + 16 * j));
+                    }
                 }
             }
-            a = a.add(MR);
-            b = b.add(NR);
         }
         let alpha = _mm512_set1_ps(alpha);
         if cols == 16 * V {
