@@ -19,7 +19,6 @@ mod finish;
 mod kernel;
 mod pack;
 mod parallel;
-mod small;
 #[cfg(test)]
 mod tests;
 
@@ -236,12 +235,7 @@ pub(crate) fn product(cpu: &Cpu, p: &Product<'_>) {
         return;
     }
     let mut scratch = cpu.scratch();
-    let buffers = scratch.buffers();
-    if small::fits(p) {
-        small::run(cpu, p, buffers);
-    } else {
-        parallel::run(cpu, p, buffers);
-    }
+    parallel::run(cpu, p, scratch.buffers());
 }
 
 /// Floats of scratch that [`serial`] wants for products up to these dimensions.

@@ -99,7 +99,7 @@ fn shapes_cut_into_many_tasks() {
 }
 
 #[test]
-fn few_rows_take_the_dot_product_path_and_agree() {
+fn few_rows_as_in_decoding() {
     for cpu in cpus() {
         for m in 1..=9 {
             for (n, k) in [(1, 1), (3, 17), (65, 33), (130, 767), (64, 16)] {
