@@ -13,6 +13,7 @@
 use std::time::Instant;
 
 use serde_json::json;
+use tilewright_ops::cpu::peak::run_multiply_adds;
 use tilewright_ops::matmul::{BackwardInput, BackwardWeight, Forward, backward_input, backward_weight, forward};
 use tilewright_ops::{Arena, DType, Device, Plan, Tensor};
 
@@ -220,93 +221,8 @@ impl Case {
 
 /// GFLOP/s of independent multiply-adds on all threads of the device, over some milliseconds.
 fn peak(device: &Device) -> f64 {
-    const ROUNDS: usize = 30_000;
     let Device::Cpu(cpu) = device else { fail("the peak is that of a CPU") };
-    // Short pieces, so that a thread that is interrupted leaves its share to the others, as in the products.
-    let pieces = 32 * cpu.threads();
-    measure(pieces as f64 * ROUNDS as f64 * FLOPS_A_ROUND, || {
-        cpu.pool().run(pieces, &|_, _| {
-            std::hint::black_box(multiply_adds(std::hint::black_box(ROUNDS), std::hint::black_box(0.999)));
-        });
-    })
-}
-
-#[cfg(target_arch = "x86_64")]
-const FLOPS_A_ROUND: f64 = 12.0 * 2.0 * 32.0;
-
-#[cfg(target_arch = "x86_64")]
-fn multiply_adds(rounds: usize, factor: f32) -> f32 {
-    use std::arch::x86_64::*;
-
-    // 12 chains: more than latency times throughput of any core, and few enough that all stay in registers. Each starts elsewhere, or the
-    // compiler would merge them.
-    #[target_feature(enable = "avx512f")]
-    fn avx512(rounds: usize, factor: f32) -> f32 {
-        let (x, y) = (_mm512_set1_ps(factor), _mm512_set1_ps(1e-3));
-        let mut acc: [__m512; 12] = std::array::from_fn(|i| _mm512_set1_ps(i as f32));
-        for _ in 0..2 * rounds {
-            for i in 0..12 {
-                acc[i] = _mm512_fmadd_ps(acc[i], x, y);
-            }
-        }
-        let mut sum = acc[0];
-        for i in 1..12 {
-            sum = _mm512_add_ps(sum, acc[i]);
-        }
-        _mm512_reduce_add_ps(sum)
-    }
-
-    // Half as wide: twice the rounds.
-    #[target_feature(enable = "avx2,fma")]
-    fn avx2(rounds: usize, factor: f32) -> f32 {
-        let (x, y) = (_mm256_set1_ps(factor), _mm256_set1_ps(1e-3));
-        let mut acc: [__m256; 12] = std::array::from_fn(|i| _mm256_set1_ps(i as f32));
-        for _ in 0..4 * rounds {
-            for i in 0..12 {
-                acc[i] = _mm256_fmadd_ps(acc[i], x, y);
-            }
-        }
-        let mut sum = acc[0];
-        for i in 1..12 {
-            sum = _mm256_add_ps(sum, acc[i]);
-        }
-        _mm256_cvtss_f32(sum)
-    }
-
-    if is_x86_feature_detected!("avx512f") {
-        // SAFETY: just detected.
-        unsafe { avx512(rounds, factor) }
-    } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-        // SAFETY: just detected.
-        unsafe { avx2(rounds, factor) }
-    } else {
-        fail("the peak of a machine without AVX2 is not worth a probe")
-    }
-}
-
-#[cfg(target_arch = "aarch64")]
-const FLOPS_A_ROUND: f64 = 24.0 * 8.0;
-
-#[cfg(target_arch = "aarch64")]
-fn multiply_adds(rounds: usize, factor: f32) -> f32 {
-    use std::arch::aarch64::*;
-
-    // SAFETY: every AArch64 machine has NEON.
-    unsafe {
-        let (mut acc, x, y) = ([vdupq_n_f32(1.0); 24], vdupq_n_f32(factor), vdupq_n_f32(1e-3));
-        for _ in 0..rounds {
-            for a in &mut acc {
-                *a = vfmaq_f32(y, *a, x);
-            }
-        }
-        acc.into_iter().map(|a| vaddvq_f32(a)).sum()
-    }
-}
-
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-const FLOPS_A_ROUND: f64 = 0.0;
-
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn multiply_adds(_rounds: usize, _factor: f32) -> f32 {
-    fail("no multiply-add loop for this architecture")
+    let start = Instant::now();
+    let flops = run_multiply_adds(cpu);
+    flops / start.elapsed().as_secs_f64() / 1e9
 }

@@ -7,6 +7,7 @@ pub(crate) mod gemm;
 pub mod isa;
 pub(crate) mod math;
 pub mod memory;
+pub mod peak;
 pub mod pool;
 
 use std::cell::{Cell, RefCell, RefMut};
