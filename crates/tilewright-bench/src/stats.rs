@@ -35,6 +35,8 @@ use crate::rng::SplitMix;
 
 /// Resamples of every bootstrap.
 pub const RESAMPLES: usize = 2000;
+/// Pairs of a confirmation, at least.
+pub const LEAST_CONFIRM: usize = 60;
 /// Neighbours that resemble each other more than this are drawn in blocks.
 pub const MAX_LAG1: f64 = 0.2;
 /// `z(0.975) + z(0.8)`: an effect of so many standard errors is found 4 times in 5.
@@ -234,7 +236,8 @@ fn cut_off(lag1: f64, n: usize, block: usize) -> f64 {
 /// Pairs that find an effect of `effect` (0.03 is 3 %) nine times in ten, judged by the standard error of a pilot.
 ///
 /// A verdict needs |ln ratio| above 2.8 SE, so that nine in ten asks for an effect of (2.8 + 1.28) SE. SE falls with the root of n and is known only
-/// to within 15 to 25 % in the pilot and again in the session, hence the factor of 1.3. Never below `least`.
+/// to within 15 to 25 % in the pilot and again in the session, hence the factor of 1.3. Never below `least`; below some 50
+/// pairs the block rule, when it takes chance for resemblance, costs more than this can foresee, so that callers give [`LEAST_CONFIRM`].
 pub fn recommended_pairs(pilot: &Paired, effect: f64, least: usize) -> usize {
     let wanted = (1.0 + effect).ln() / ((MDE_FACTOR + 1.28) * 1.3);
     let n = pilot.n as f64 * (pilot.se / wanted).powi(2);

@@ -3,7 +3,7 @@
 //! `SESSIONS=4000 cargo test -p tilewright-bench --test simulated_sessions -- --nocapture` repeats the measurements of `LOG.md`.
 
 use tilewright_bench::rng::SplitMix;
-use tilewright_bench::stats::{Paired, median, paired, recommended_pairs};
+use tilewright_bench::stats::{LEAST_CONFIRM, Paired, median, paired, recommended_pairs};
 
 /// Noise as seen on shared machines; all sizes are of the logarithm of a time.
 #[derive(Clone, Copy)]
@@ -145,7 +145,7 @@ fn three_per_cent_are_found_nine_times_in_ten_at_the_recommended_number_of_pairs
         for s in 0..count as u64 {
             // The pilot is a session of its own, as in life: its pairs are not used again.
             let pilot = session(world, 0.03, 40, s + 1_000_000);
-            let n = recommended_pairs(&pilot, 0.03, 20);
+            let n = recommended_pairs(&pilot, 0.03, LEAST_CONFIRM);
             pairs += n;
             hits += found(&session(world, 0.03, n, s)) as usize;
         }
