@@ -104,7 +104,9 @@ impl Speaker {
                 let mut bytes = Vec::new();
                 let line = match reader.by_ref().take(MAX_LINE as u64 + 1).read_until(b'\n', &mut bytes) {
                     Ok(0) => return,
-                    Ok(_) if bytes.last() != Some(&b'\n') && bytes.len() > MAX_LINE => Err("a line without end".to_owned()),
+                    Ok(_) if bytes.last() != Some(&b'\n') && bytes.len() > MAX_LINE => {
+                        Err("a line without end".to_owned())
+                    }
                     Ok(_) => String::from_utf8(bytes).map_err(|_| "bytes that are no UTF-8".to_owned()),
                     Err(e) => Err(e.to_string()),
                 };
@@ -138,7 +140,10 @@ impl Speaker {
     fn try_ask(&mut self, request: &Request, limit: Duration, stop: &AtomicBool) -> Result<Answer, Fault> {
         if let Ok(line) = self.lines.try_recv() {
             let line = line.unwrap_or_else(|e| e);
-            return Err(Fault::new(FaultKind::Garbage, format!("spoke before it was asked: `{}`", shortened(line.trim()))));
+            return Err(Fault::new(
+                FaultKind::Garbage,
+                format!("spoke before it was asked: `{}`", shortened(line.trim())),
+            ));
         }
         let crash = || Fault::new(FaultKind::Crash, "");
         let stdin = self.stdin.as_mut().ok_or_else(crash)?;
@@ -200,7 +205,10 @@ impl Speaker {
                 Ok(Some(status)) => {
                     self.collected = true;
                     let bad = !status.success();
-                    let fault = || Fault { stderr: text(&self.stderr), ..Fault::new(FaultKind::Crash, format!("after `quit`: {status}")) };
+                    let fault = || Fault {
+                        stderr: text(&self.stderr),
+                        ..Fault::new(FaultKind::Crash, format!("after `quit`: {status}"))
+                    };
                     return if bad { Err(fault()) } else { Ok(()) };
                 }
                 Ok(None) => std::thread::sleep(Duration::from_millis(5)),
@@ -291,7 +299,9 @@ pub fn run_whole(launch: &Launch, limit: Duration, stop: &AtomicBool) -> Result<
     let _ = stderr_thread.join();
     let fault = |kind, message: String| Fault { kind, message, stderr: text(&stderr) };
     match reason {
-        Some(FaultKind::Timeout) => return Err(fault(FaultKind::Timeout, format!("not done in {:.1} s", limit.as_secs_f64()))),
+        Some(FaultKind::Timeout) => {
+            return Err(fault(FaultKind::Timeout, format!("not done in {:.1} s", limit.as_secs_f64())));
+        }
         Some(kind) => return Err(fault(kind, "interrupted".to_owned())),
         None => {}
     }

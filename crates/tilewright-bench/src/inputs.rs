@@ -43,7 +43,9 @@ fn draw(tensor: &TensorSpec, mut rng: SplitMix) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(n * 4);
     match tensor.distribution {
         Distribution::Normal { std } => (0..n).for_each(|_| bytes.extend(((rng.normal() * std) as f32).to_le_bytes())),
-        Distribution::Uniform { high } => (0..n).for_each(|_| bytes.extend((rng.below(high as usize) as i32).to_le_bytes())),
+        Distribution::Uniform { high } => {
+            (0..n).for_each(|_| bytes.extend((rng.below(high as usize) as i32).to_le_bytes()))
+        }
         Distribution::Zipf { high, ignored } => {
             for _ in 0..n {
                 // The integral of 1 / x, inverted: e^(u ln(high + 1)) has the density 1 / x on 1..=high.
@@ -92,7 +94,8 @@ mod tests {
         let ignored = values.iter().filter(|v| **v == -100).count();
         assert!((800..1200).contains(&ignored), "{ignored}");
         assert!(values.iter().all(|v| *v == -100 || (0..50257).contains(v)));
-        let (first, rare) = (values.iter().filter(|v| **v == 0).count(), values.iter().filter(|v| **v > 10_000).count());
+        let (first, rare) =
+            (values.iter().filter(|v| **v == 0).count(), values.iter().filter(|v| **v > 10_000).count());
         assert!(first > 400 && rare > 1000, "{first} {rare}");
     }
 
@@ -107,7 +110,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let tensors = vec![spec(Distribution::Normal { std: 1.0 })];
         let case = Case { name: "c".into(), params: Default::default(), ring: 4, tensors };
-        let digests = |seed| write_ring(&case, seed, folder.path()).unwrap().into_iter().map(|f| f.sha256).collect::<Vec<_>>();
+        let digests =
+            |seed| write_ring(&case, seed, folder.path()).unwrap().into_iter().map(|f| f.sha256).collect::<Vec<_>>();
         let first = digests(1);
         assert_eq!(first, digests(1));
         assert_ne!(first, digests(2));

@@ -9,8 +9,20 @@ use crate::record::Fingerprint;
 use crate::sys;
 
 /// Variables that change speed or results.
-const ENV: [&str; 12] =
-    ["TILEWRIGHT_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "GOMP_", "CUDA_", "NVIDIA_TF32", "TORCH_", "RAYON_", "MALLOC_", "RUSTFLAGS"];
+const ENV: [&str; 12] = [
+    "TILEWRIGHT_",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "OPENBLAS_",
+    "GOMP_",
+    "CUDA_",
+    "NVIDIA_TF32",
+    "TORCH_",
+    "RAYON_",
+    "MALLOC_",
+    "RUSTFLAGS",
+];
 
 /// Everything that a reader needs to know whether two records may be set side by side.
 pub fn fingerprint() -> Fingerprint {
@@ -23,7 +35,9 @@ pub fn fingerprint() -> Fingerprint {
     let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
     let smi = "--query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw,power.limit,clocks_throttle_reasons.active";
     Fingerprint {
-        cpu: field("model name").or_else(|| field("Model")).or_else(|| output("sysctl", &["-n", "machdep.cpu.brand_string"])),
+        cpu: field("model name")
+            .or_else(|| field("Model"))
+            .or_else(|| output("sysctl", &["-n", "machdep.cpu.brand_string"])),
         cores: cores(),
         system: format!("{} {kernel} {}", std::env::consts::OS, std::env::consts::ARCH),
         memory_bytes: read("/proc/meminfo").and_then(|m| {
@@ -31,13 +45,18 @@ pub fn fingerprint() -> Fingerprint {
             Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
         }),
         governor: read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        gpus: output("nvidia-smi", &[smi, "--format=csv,noheader"]).map(|t| t.lines().map(str::to_owned).collect()).unwrap_or_default(),
+        gpus: output("nvidia-smi", &[smi, "--format=csv,noheader"])
+            .map(|t| t.lines().map(str::to_owned).collect())
+            .unwrap_or_default(),
         compiler: output("rustc", &["--version"]),
         flags: format!("harness {profile}; RUSTFLAGS `{}`", std::env::var("RUSTFLAGS").unwrap_or_default()),
         commit: output("git", &["rev-parse", "HEAD"]),
         dirty: output("git", &["status", "--porcelain", "--untracked-files=no"]).map(|t| !t.is_empty()),
         harness: format!("tilewright-bench {}", env!("CARGO_PKG_VERSION")),
-        env: std::env::vars().filter(|(k, _)| ENV.iter().any(|p| k.starts_with(p))).map(|(k, v)| (k, redact(&v))).collect(),
+        env: std::env::vars()
+            .filter(|(k, _)| ENV.iter().any(|p| k.starts_with(p)))
+            .map(|(k, v)| (k, redact(&v)))
+            .collect(),
     }
 }
 
@@ -144,7 +163,8 @@ pub fn redact(text: &str) -> String {
         let len = rest[start..].find(|c| !is_path(c)).unwrap_or(rest.len() - start);
         let path = &rest[start..start + len];
         clean += &rest[..start];
-        let system = ["/usr/", "/bin/", "/lib", "/proc/", "/sys/", "/dev/", "/etc/"].iter().any(|p| path.starts_with(p));
+        let system =
+            ["/usr/", "/bin/", "/lib", "/proc/", "/sys/", "/dev/", "/etc/"].iter().any(|p| path.starts_with(p));
         let relative = before.is_some_and(|c| c.is_alphanumeric() || "./~}:)".contains(c));
         if system || relative || path.matches('/').count() < 2 {
             clean += path;

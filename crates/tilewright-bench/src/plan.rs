@@ -289,11 +289,14 @@ impl Plan {
 
     /// Checks the text of a plan.
     pub fn parse(text: &str, set: &BTreeMap<String, String>, env: impl Fn(&str) -> Option<String>) -> Result<Plan> {
-        let mut plan: Plan =
-            toml::from_str(text).map_err(|e| Error::config(e.to_string().trim_end().to_owned(), "see bench/plans for examples"))?;
+        let mut plan: Plan = toml::from_str(text)
+            .map_err(|e| Error::config(e.to_string().trim_end().to_owned(), "see bench/plans for examples"))?;
         for name in set.keys() {
             if !plan.vars.contains_key(name) {
-                return Err(Error::config(format!("`--set {name}=` names no variable of this plan"), "declare it in [vars]"));
+                return Err(Error::config(
+                    format!("`--set {name}=` names no variable of this plan"),
+                    "declare it in [vars]",
+                ));
             }
         }
         for (name, value) in &mut plan.vars {
@@ -311,15 +314,23 @@ impl Plan {
             return fail(format!("the plan's name `{}` cannot name a file", self.name), "use letters, digits, - and _");
         }
         if self.arms.is_empty() || self.cases.is_empty() {
-            return fail("a plan needs at least one [[arms]] and one [[cases]]".to_owned(), "see bench/plans for examples");
+            return fail(
+                "a plan needs at least one [[arms]] and one [[cases]]".to_owned(),
+                "see bench/plans for examples",
+            );
         }
         if self.arms.len() == 1 && !self.control {
             return fail("one arm alone is compared with nothing".to_owned(), "add an arm, or leave `control` on");
         }
-        for names in [self.arms.iter().map(|a| &a.name).collect::<Vec<_>>(), self.cases.iter().map(|c| &c.name).collect()] {
+        for names in
+            [self.arms.iter().map(|a| &a.name).collect::<Vec<_>>(), self.cases.iter().map(|c| &c.name).collect()]
+        {
             for (i, name) in names.iter().enumerate() {
                 if !is_name(name) || names[..i].contains(name) {
-                    return fail(format!("`{name}` is no name or stands twice"), "use letters, digits, - and _, each once");
+                    return fail(
+                        format!("`{name}` is no name or stands twice"),
+                        "use letters, digits, - and _, each once",
+                    );
                 }
             }
         }
@@ -327,7 +338,10 @@ impl Plan {
             return fail(format!("the baseline `{name}` is no arm"), "name one of [[arms]]");
         }
         if self.kind == Kind::Confirm && self.pairs < LEAST_CONFIRM {
-            return fail(format!("{} pairs confirm nothing", self.pairs), "a confirmation takes at least 60 pairs; or use kind = \"screen\"");
+            return fail(
+                format!("{} pairs confirm nothing", self.pairs),
+                "a confirmation takes at least 60 pairs; or use kind = \"screen\"",
+            );
         }
         if !(2..=100_000).contains(&self.pairs) {
             return fail(format!("{} pairs", self.pairs), "use 20 to screen and 60 or more to confirm");
@@ -354,7 +368,10 @@ impl Plan {
             for tensor in &case.tensors {
                 let elements = tensor.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
                 if !elements.is_some_and(|n| n > 0 && n <= 1 << 28) || !is_name(&tensor.name) {
-                    return fail(format!("tensor `{}` of case `{}` has no usable shape or name", tensor.name, case.name), "1 to 2^28 elements");
+                    return fail(
+                        format!("tensor `{}` of case `{}` has no usable shape or name", tensor.name, case.name),
+                        "1 to 2^28 elements",
+                    );
                 }
                 let high = match tensor.distribution {
                     Distribution::Uniform { high } | Distribution::Zipf { high, .. } => high,
@@ -367,7 +384,10 @@ impl Plan {
         }
         for arm in &self.arms {
             if arm.command.is_empty() {
-                return fail(format!("arm `{}` has no command", arm.name), "give the program and its arguments as a list");
+                return fail(
+                    format!("arm `{}` has no command", arm.name),
+                    "give the program and its arguments as a list",
+                );
             }
             for case in &self.cases {
                 for word in arm.command.iter().chain(arm.env.values()) {
@@ -396,7 +416,10 @@ impl Plan {
             let variable = rest[..open].ends_with('$');
             out += &rest[..open - variable as usize];
             let Some(close) = rest[open..].find('}') else {
-                return Err(Error::config(format!("`{word}` opens a brace and does not close it"), "write ${VARIABLE} or {parameter}"));
+                return Err(Error::config(
+                    format!("`{word}` opens a brace and does not close it"),
+                    "write ${VARIABLE} or {parameter}",
+                ));
             };
             let name = &rest[open + 1..open + close];
             let value = if variable {

@@ -234,7 +234,9 @@ mod tests {
 
     #[test]
     fn unknown_keys_are_passed_over_and_null_is_absent() {
-        let Ok(Answer::Ran(ran)) = parse(r#"{"ok":"run","ns":1,"device_ns":null,"colour":"red"}"#, "run") else { panic!() };
+        let Ok(Answer::Ran(ran)) = parse(r#"{"ok":"run","ns":1,"device_ns":null,"colour":"red"}"#, "run") else {
+            panic!()
+        };
         assert_eq!((ran.device_ns, ran.live_bytes), (None, None));
     }
 
@@ -284,7 +286,11 @@ mod tests {
 
     #[test]
     fn no_mutation_of_an_answer_breaks_the_parser() {
-        let seeds = [RUN, r#"{"ok":"prepare","inputs":[{"index":0,"name":"x","sha256":"00"}]}"#, r#"{"ok":"hello","name":"a","fingerprint":{"t":2}}"#];
+        let seeds = [
+            RUN,
+            r#"{"ok":"prepare","inputs":[{"index":0,"name":"x","sha256":"00"}]}"#,
+            r#"{"ok":"hello","name":"a","fingerprint":{"t":2}}"#,
+        ];
         let mut rng = SplitMix::new(77);
         let mut accepted = 0;
         for round in 0..30_000 {

@@ -402,7 +402,12 @@ impl Record {
     pub fn read(path: &Path) -> Result<Record> {
         let size = std::fs::metadata(path).map_err(Error::io("read", path))?.len();
         if size > MAX_BYTES {
-            return Err(Error::format(path, 0, format!("{size} bytes are too many for a record"), "give a file that `bench run` wrote"));
+            return Err(Error::format(
+                path,
+                0,
+                format!("{size} bytes are too many for a record"),
+                "give a file that `bench run` wrote",
+            ));
         }
         let bytes = std::fs::read(path).map_err(Error::io("read", path))?;
         Record::parse(&bytes).map_err(|e| match e {
@@ -417,7 +422,8 @@ impl Record {
             Error::format(Path::new("record"), offset as u64, what, "give a file that `bench run` wrote, unchanged")
         };
         let record: Record = serde_json::from_slice(bytes).map_err(|e| {
-            let line_start = bytes.split_inclusive(|b| *b == b'\n').take(e.line().saturating_sub(1)).map(<[u8]>::len).sum::<usize>();
+            let line_start =
+                bytes.split_inclusive(|b| *b == b'\n').take(e.line().saturating_sub(1)).map(<[u8]>::len).sum::<usize>();
             bad(line_start + e.column(), e.to_string())
         })?;
         if record.schema != SCHEMA {
@@ -428,7 +434,10 @@ impl Record {
         for (i, s) in record.samples.iter().enumerate() {
             let number = |n: f64| n.is_finite() && n > 0.0;
             if s.arm >= arms || !has(&s.case) || !number(s.wall_ns) || !s.device_ns.is_none_or(number) {
-                return Err(bad(0, format!("sample {i} names no arm or case of this record, or its time is not above 0")));
+                return Err(bad(
+                    0,
+                    format!("sample {i} names no arm or case of this record, or its time is not above 0"),
+                ));
             }
             if s.pair >= 1_000_000 {
                 return Err(bad(0, format!("sample {i} stands in round {}", s.pair)));
@@ -444,7 +453,8 @@ impl Record {
 
     /// Writes it to a temporary file beside `path`, then renames: a reader sees the old file or the new one.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string(self).map_err(|e| Error::config(format!("the record cannot be told as JSON: {e}"), "report this"))?;
+        let text = serde_json::to_string(self)
+            .map_err(|e| Error::config(format!("the record cannot be told as JSON: {e}"), "report this"))?;
         write_atomic(path, lines_per_row(&text).as_bytes())
     }
 

@@ -53,7 +53,12 @@ pub struct Progress<'a> {
 }
 
 /// Runs a plan; the record is on disk when this returns, and at least every ten seconds before.
-pub fn run(path: &Path, options: &Options, stop: &AtomicBool, watch: &mut dyn FnMut(&Progress)) -> Result<(Record, PathBuf)> {
+pub fn run(
+    path: &Path,
+    options: &Options,
+    stop: &AtomicBool,
+    watch: &mut dyn FnMut(&Progress),
+) -> Result<(Record, PathBuf)> {
     let (mut plan, text) = Plan::read(path, &options.set)?;
     plan.kind = options.kind.unwrap_or(plan.kind);
     plan.pairs = options.pairs.unwrap_or(plan.pairs);
@@ -63,7 +68,10 @@ pub fn run(path: &Path, options: &Options, stop: &AtomicBool, watch: &mut dyn Fn
     }
     plan.cases.retain(|c| options.cases.is_empty() || options.cases.contains(&c.name));
     if plan.kind == Kind::Confirm && plan.pairs < crate::stats::LEAST_CONFIRM {
-        return Err(Error::config(format!("{} pairs confirm nothing", plan.pairs), "use --pairs 60 or more, or --kind screen"));
+        return Err(Error::config(
+            format!("{} pairs confirm nothing", plan.pairs),
+            "use --pairs 60 or more, or --kind screen",
+        ));
     }
     let asked = format!("{text}\n{:?} {} {} {:?}", plan.kind, plan.pairs, plan.seed, options.cases);
     let fresh = new_record(&plan, inputs::sha256(asked.as_bytes()), options)?;
@@ -112,8 +120,11 @@ pub fn run(path: &Path, options: &Options, stop: &AtomicBool, watch: &mut dyn Fn
 fn new_record(plan: &Plan, plan_sha256: String, options: &Options) -> Result<Record> {
     let mut arms = Vec::new();
     for arm in &plan.arms {
-        let command: Vec<String> =
-            arm.command.iter().map(|w| plan.expand(w, &plan.cases[0], &|_| Some(String::new()))).collect::<Result<_>>()?;
+        let command: Vec<String> = arm
+            .command
+            .iter()
+            .map(|w| plan.expand(w, &plan.cases[0], &|_| Some(String::new())))
+            .collect::<Result<_>>()?;
         let program = machine::find_program(&command[0]);
         arms.push(ArmRow {
             name: arm.name.clone(),
@@ -125,7 +136,8 @@ fn new_record(plan: &Plan, plan_sha256: String, options: &Options) -> Result<Rec
         });
         // What a plan spells out may hold a path of this machine; `${NAME}` does not.
         let row = arms.last_mut().map(|r| &mut r.arm);
-        row.into_iter().for_each(|a| a.command.iter_mut().chain(a.env.values_mut()).for_each(|w| *w = machine::redact(w)));
+        row.into_iter()
+            .for_each(|a| a.command.iter_mut().chain(a.env.values_mut()).for_each(|w| *w = machine::redact(w)));
     }
     if plan.control {
         let of = arms.iter().find(|a| a.name == plan.baseline()).cloned();
@@ -134,7 +146,8 @@ fn new_record(plan: &Plan, plan_sha256: String, options: &Options) -> Result<Rec
     let started = machine::now();
     Ok(Record {
         schema: SCHEMA,
-        session_id: inputs::sha256(format!("{started} {} {}", std::process::id(), plan.name).as_bytes())[..16].to_owned(),
+        session_id: inputs::sha256(format!("{started} {} {}", std::process::id(), plan.name).as_bytes())[..16]
+            .to_owned(),
         plan: plan.name.clone(),
         description: plan.description.clone(),
         plan_sha256,
@@ -160,7 +173,12 @@ fn new_record(plan: &Plan, plan_sha256: String, options: &Options) -> Result<Rec
             cases: plan
                 .cases
                 .iter()
-                .map(|c| CaseRow { name: c.name.clone(), params: c.params.clone(), ring: c.ring, tensors: c.tensors.clone() })
+                .map(|c| CaseRow {
+                    name: c.name.clone(),
+                    params: c.params.clone(),
+                    ring: c.ring,
+                    tensors: c.tensors.clone(),
+                })
                 .collect(),
         },
         fingerprint: machine::fingerprint(),
@@ -178,7 +196,8 @@ fn new_record(plan: &Plan, plan_sha256: String, options: &Options) -> Result<Rec
 
 /// Goes on with a partial record if it is about the same things.
 fn take_up(old: Record, new: Record, file: &Path) -> Result<Record> {
-    let refuse = |what: &str| Err(Error::config(format!("{}: {what}", file.display()), "start a new run without --resume"));
+    let refuse =
+        |what: &str| Err(Error::config(format!("{}: {what}", file.display()), "start a new run without --resume"));
     if old.status != Status::Partial {
         return refuse("is not partial");
     }
@@ -188,7 +207,8 @@ fn take_up(old: Record, new: Record, file: &Path) -> Result<Record> {
     if old.fingerprint.cpu != new.fingerprint.cpu || old.fingerprint.cores != new.fingerprint.cores {
         return refuse("was made on another machine");
     }
-    let programs = |r: &Record| r.arms.iter().map(|a| (a.program_sha256.clone(), a.files_sha256.clone())).collect::<Vec<_>>();
+    let programs =
+        |r: &Record| r.arms.iter().map(|a| (a.program_sha256.clone(), a.files_sha256.clone())).collect::<Vec<_>>();
     if programs(&old) != programs(&new) || old.fingerprint.env != new.fingerprint.env {
         return refuse("was made with other programs or environment variables");
     }
@@ -297,7 +317,9 @@ impl Session<'_> {
             self.wait_until_cool(first_temperature);
             flow = self.round(&mut stage, Phase::Pair, pair, round)?;
         }
-        let own: f64 = self.record.samples.iter().filter(|s| s.case == case.name).filter_map(|s| s.cpu_ns).sum::<u64>() as f64 / 1e9;
+        let own: f64 = self.record.samples.iter().filter(|s| s.case == case.name).filter_map(|s| s.cpu_ns).sum::<u64>()
+            as f64
+            / 1e9;
         let foreign = busy.zip(machine::busy_seconds()).map(|(from, to)| {
             // Spinning threads of idle arms count as foreign: they take the cores from the arm that is timed.
             ((to - from - own) / (start.elapsed().as_secs_f64() * machine::cores() as f64)).clamp(0.0, 1.0)
@@ -322,7 +344,8 @@ impl Session<'_> {
     }
 
     fn lacks_memory(&self, case: &str) -> bool {
-        self.plan.memory.mode == MemoryMode::Fresh && !self.record.samples.iter().any(|s| s.case == case && s.phase == Phase::Memory)
+        self.plan.memory.mode == MemoryMode::Fresh
+            && !self.record.samples.iter().any(|s| s.case == case && s.phase == Phase::Memory)
     }
 
     fn worth_going_on(&self, stage: &Stage) -> bool {
@@ -337,9 +360,14 @@ impl Session<'_> {
     fn launch(&self, stage: &Stage, arm: usize, input: usize) -> Result<Launch> {
         let name = self.record.arms[arm].name.trim_end_matches("#2");
         let arm = self.plan.arms.iter().find(|a| a.name == name).unwrap_or(&self.plan.arms[0]);
-        let file = |tensor: &str| stage.files.iter().find(|f| f.name == tensor && f.index == input).map(|f| f.path.clone());
+        let file =
+            |tensor: &str| stage.files.iter().find(|f| f.name == tensor && f.index == input).map(|f| f.path.clone());
         let command = arm.command.iter().map(|w| self.plan.expand(w, stage.case, &file)).collect::<Result<_>>()?;
-        let env = arm.env.iter().map(|(k, v)| Ok((k.clone(), self.plan.expand(v, stage.case, &file)?))).collect::<Result<_>>()?;
+        let env = arm
+            .env
+            .iter()
+            .map(|(k, v)| Ok((k.clone(), self.plan.expand(v, stage.case, &file)?)))
+            .collect::<Result<_>>()?;
         Ok(Launch { command, env })
     }
 
@@ -347,7 +375,8 @@ impl Session<'_> {
     fn start(&mut self, stage: &Stage, arm: usize) -> Result<Result<Speaker, Fault>> {
         let launch = self.launch(stage, arm, 0)?;
         let limit = Duration::from_secs_f64(self.plan.limits.start_s);
-        let prepare = Request::Prepare { seed: self.plan.seed, params: stage.case.params.clone(), inputs: stage.files.clone() };
+        let prepare =
+            Request::Prepare { seed: self.plan.seed, params: stage.case.params.clone(), inputs: stage.files.clone() };
         let stop = self.stop;
         let steps = || {
             let mut speaker = Speaker::start(&launch)?;
@@ -370,7 +399,10 @@ impl Session<'_> {
                     Answer::Prepared(read, _) => read,
                     _ => vec![],
                 };
-                let wrong = stage.files.iter().find(|f| !read.iter().any(|(i, n, s)| (*i, n, s) == (f.index, &f.name, &f.sha256)));
+                let wrong = stage
+                    .files
+                    .iter()
+                    .find(|f| !read.iter().any(|(i, n, s)| (*i, n, s) == (f.index, &f.name, &f.sha256)));
                 match wrong {
                     Some(file) => Err(Fault::new(
                         FaultKind::WrongInput,
@@ -406,10 +438,15 @@ impl Session<'_> {
         for pair in 0.. {
             // By rounds, so that arms which keep a state, as training does, have done the same number of steps.
             let spent = |s: &Self, arm: usize| {
-                let calls = s.record.samples.iter().filter(|x| x.case == stage.case.name && x.arm == arm && x.phase == Phase::WarmUp);
+                let calls = s
+                    .record
+                    .samples
+                    .iter()
+                    .filter(|x| x.case == stage.case.name && x.arm == arm && x.phase == Phase::WarmUp);
                 calls.map(|x| x.round_trip_ns.map_or(x.wall_ns, |n| n as f64)).sum::<f64>() / 1e9
             };
-            let enough = (0..stage.seats.len()).all(|arm| !stage.seats[arm].alive || spent(self, arm) >= wanted.seconds);
+            let enough =
+                (0..stage.seats.len()).all(|arm| !stage.seats[arm].alive || spent(self, arm) >= wanted.seconds);
             if pair >= wanted.calls && enough || !self.worth_going_on(stage) {
                 break;
             }
@@ -527,7 +564,14 @@ impl Session<'_> {
     }
 
     /// Parity of every arm with the baseline; an arm that fails is out, and its times of this round with it.
-    fn hold_against_baseline(&mut self, stage: &mut Stage, phase: Phase, pair: usize, results: &[(usize, Ran)], first_sample: usize) {
+    fn hold_against_baseline(
+        &mut self,
+        stage: &mut Stage,
+        phase: Phase,
+        pair: usize,
+        results: &[(usize, Ran)],
+        first_sample: usize,
+    ) {
         let baseline = self.baseline();
         let Some((_, expected)) = results.iter().find(|(arm, _)| *arm == baseline) else { return };
         for (arm, ran) in results.iter().filter(|(arm, _)| *arm != baseline) {
@@ -547,7 +591,10 @@ impl Session<'_> {
                     });
                 }
                 if !pass {
-                    let what = format!("`{}` differs from the baseline's by {difference:.3e}, allowed {tolerance:.3e}", rule.metric);
+                    let what = format!(
+                        "`{}` differs from the baseline's by {difference:.3e}, allowed {tolerance:.3e}",
+                        rule.metric
+                    );
                     self.fault(stage, *arm, &stage_name(phase, pair), Fault::new(FaultKind::Parity, what));
                     let mut at = 0;
                     self.record.samples.retain(|s| {
@@ -624,7 +671,10 @@ impl Session<'_> {
     fn wait_until_cool(&self, first: Option<f64>) {
         let (Some(within), Some(first)) = (self.plan.cool_down.within_c, first) else { return };
         let end = Instant::now() + Duration::from_secs_f64(self.plan.cool_down.max_seconds);
-        while machine::temperature().is_some_and(|t| t > first + within) && Instant::now() < end && !self.stop.load(Ordering::Relaxed) {
+        while machine::temperature().is_some_and(|t| t > first + within)
+            && Instant::now() < end
+            && !self.stop.load(Ordering::Relaxed)
+        {
             self.sleep(0.5);
         }
     }
@@ -647,7 +697,13 @@ fn stage_name(phase: Phase, pair: usize) -> String {
 }
 
 /// One `run` of a speaker; everything that is read of the process lies outside its window.
-fn run_speaker(speaker: &mut Speaker, sample: &mut Sample, memory: MemoryMode, limit: Duration, stop: &AtomicBool) -> Result<Ran, Fault> {
+fn run_speaker(
+    speaker: &mut Speaker,
+    sample: &mut Sample,
+    memory: MemoryMode,
+    limit: Duration,
+    stop: &AtomicBool,
+) -> Result<Ran, Fault> {
     let pid = speaker.pid();
     if memory != MemoryMode::None {
         sample.rss_before = sys::status_bytes(pid, "VmRSS:");

@@ -140,7 +140,10 @@ fn summarise_case(record: &Record, case: &str, measure: Measure, summary: &mut S
     for (row, samples) in record.arms.iter().zip(&rounds) {
         let values: Vec<f64> = samples.values().map(|s| of(s)).collect();
         if let Some(spread) = stats::spread(&values) {
-            let first = record.samples.iter().find(|s| s.case == case && s.arm == arm_index(record, &row.name) && s.phase == Phase::First);
+            let first = record
+                .samples
+                .iter()
+                .find(|s| s.case == case && s.arm == arm_index(record, &row.name) && s.phase == Phase::First);
             let first = first.filter(|_| measure == Measure::Wall).map(|s| s.wall_ns);
             summary.arms.push(ArmSummary { case: case.to_owned(), arm: row.name.clone(), measure, spread, first });
         }
@@ -153,7 +156,10 @@ fn summarise_case(record: &Record, case: &str, measure: Measure, summary: &mut S
     let mut control: Option<Comparison> = None;
     for arm in arms {
         let both: Vec<(&Sample, &Sample)> = base.iter().filter_map(|(r, b)| Some((*b, *rounds[arm].get(r)?))).collect();
-        let failed = record.errors.iter().find(|e| e.case == case && (e.arm == record.arms[arm].name || e.arm == record.settings.baseline));
+        let failed = record
+            .errors
+            .iter()
+            .find(|e| e.case == case && (e.arm == record.arms[arm].name || e.arm == record.settings.baseline));
         if both.is_empty() && (failed.is_none() || measure != record.settings.primary) {
             continue;
         }
@@ -170,7 +176,9 @@ fn summarise_case(record: &Record, case: &str, measure: Measure, summary: &mut S
             paired,
             floor: paired.map_or(0.0, |p| p.mde),
             order_effect: order_effect(&both, &of),
-            recommended_pairs: paired.filter(|_| !measure.is_memory()).map(|p| stats::recommended_pairs(&p, 0.03, LEAST_CONFIRM)),
+            recommended_pairs: paired
+                .filter(|_| !measure.is_memory())
+                .map(|p| stats::recommended_pairs(&p, 0.03, LEAST_CONFIRM)),
             verdict: Verdict::NotComparable,
             reason: None,
         };
@@ -202,10 +210,14 @@ fn judge(record: &Record, c: &mut Comparison, both: &[(&Sample, &Sample)], contr
         c.reason = Some(reason);
     };
     if let Some(check) = record.checks.iter().find(|k| k.case == c.case && k.arm == c.arm && !k.pass) {
-        let reason = format!("`{}` differs from the baseline's by {:.3e}, allowed {:.3e}", check.metric, check.difference, check.tolerance);
+        let reason = format!(
+            "`{}` differs from the baseline's by {:.3e}, allowed {:.3e}",
+            check.metric, check.difference, check.tolerance
+        );
         return refuse(c, reason);
     }
-    let error = record.errors.iter().find(|e| e.case == c.case && (e.arm == c.arm || e.arm == c.baseline) && e.stage != "quit");
+    let error =
+        record.errors.iter().find(|e| e.case == c.case && (e.arm == c.arm || e.arm == c.baseline) && e.stage != "quit");
     if let Some(e) = error {
         return refuse(c, format!("{} at {}: {}", e.arm, e.stage, e.message));
     }
@@ -245,7 +257,9 @@ fn judge(record: &Record, c: &mut Comparison, both: &[(&Sample, &Sample)], contr
         return refuse(c, "the A/A control has no pairs".to_owned());
     }
     c.verdict = match paired.ratio {
-        _ if holds_one(&paired) && !(c.measure.is_memory() && paired.ratio != 1.0 && paired.ci95[0] == paired.ci95[1]) => {
+        _ if holds_one(&paired)
+            && !(c.measure.is_memory() && paired.ratio != 1.0 && paired.ci95[0] == paired.ci95[1]) =>
+        {
             Verdict::NoDifferenceDetected
         }
         r if r.ln().abs() <= (1.0 + c.floor).ln() && !c.control => {
@@ -264,9 +278,16 @@ fn judge(record: &Record, c: &mut Comparison, both: &[(&Sample, &Sample)], contr
 fn unequal_memory(record: &Record, c: &Comparison, both: &[(&Sample, &Sample)]) -> Option<String> {
     let tolerance = record.settings.memory.tolerance_bytes;
     if c.measure == Measure::ProcessRss {
-        let hidden = both.iter().flat_map(|(a, b)| [a, b]).find(|s| s.phase == Phase::Pair && s.rss_peak <= s.rss_before.map(|b| b + (1 << 16)));
+        let hidden = both
+            .iter()
+            .flat_map(|(a, b)| [a, b])
+            .find(|s| s.phase == Phase::Pair && s.rss_peak <= s.rss_before.map(|b| b + (1 << 16)));
         return hidden.map(|s| {
-            format!("{} needs no more than the harness itself ({} bytes), which hides it", record.arms[s.arm].name, s.rss_before.unwrap_or(0))
+            format!(
+                "{} needs no more than the harness itself ({} bytes), which hides it",
+                record.arms[s.arm].name,
+                s.rss_before.unwrap_or(0)
+            )
         });
     }
     let before = |s: &Sample| if c.measure == Measure::PeakRss { s.rss_before } else { s.live_bytes };
@@ -287,7 +308,8 @@ fn unequal_memory(record: &Record, c: &Comparison, both: &[(&Sample, &Sample)]) 
 /// Whether an arm holds more before a counted call than before its calls began, and whether it tells so.
 fn kept_alive(record: &Record, case: &str, arm: &str, measure: Measure) -> Option<String> {
     let index = arm_index(record, arm);
-    let of_phase = |phase: Phase| record.samples.iter().filter(move |s| s.case == case && s.arm == index && s.phase == phase);
+    let of_phase =
+        |phase: Phase| record.samples.iter().filter(move |s| s.case == case && s.arm == index && s.phase == phase);
     let first = of_phase(Phase::First).next()?;
     let settled = of_phase(Phase::WarmUp).next().unwrap_or(first);
     let largest = |get: &dyn Fn(&Sample) -> Option<u64>| of_phase(Phase::Pair).filter_map(get).max();
@@ -301,7 +323,9 @@ fn kept_alive(record: &Record, case: &str, arm: &str, measure: Measure) -> Optio
         let (rss, rss_now) = (first.rss_before?, largest(&|s| s.rss_before)?);
         let untold = rss_now as i64 - rss as i64 - (now as i64 - first.live_bytes? as i64);
         if untold > UNTOLD_BYTES {
-            return Some(format!("{arm} holds {untold} resident bytes more than before its first call and does not tell of them"));
+            return Some(format!(
+                "{arm} holds {untold} resident bytes more than before its first call and does not tell of them"
+            ));
         }
     }
     None

@@ -72,7 +72,9 @@ pub fn cpu_ns(pid: u32) -> Option<u64> {
     let mut time = std::mem::MaybeUninit::<libc::timespec>::zeroed();
     // SAFETY: both pointers are valid for writes of their types.
     let time = unsafe {
-        if libc::clock_getcpuclockid(pid as libc::pid_t, &mut clock) != 0 || libc::clock_gettime(clock, time.as_mut_ptr()) != 0 {
+        if libc::clock_getcpuclockid(pid as libc::pid_t, &mut clock) != 0
+            || libc::clock_gettime(clock, time.as_mut_ptr()) != 0
+        {
             return None;
         }
         time.assume_init()

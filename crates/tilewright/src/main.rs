@@ -3,6 +3,7 @@
 //! Every module holds `Args`, which clap parses, and `run`, which does the work. Exit codes: 0 done, 1 the work failed (one line an error
 //! and its causes on standard error), 2 the command line was wrong.
 
+mod bench;
 mod bench_step;
 mod convert;
 mod data;
@@ -46,6 +47,8 @@ enum Command {
     Convert(convert::Args),
     /// Show what this machine offers and what would run on it
     Doctor(doctor::Args),
+    /// Compare commands, builds or kernels in paired runs, and hold claims to their records
+    Bench(bench::Args),
     /// One training step whenever told to (for comparisons)
     #[command(hide = true)]
     BenchStep(bench_step::Args),
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => plan::run(args),
         Command::Convert(args) => convert::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::BenchStep(args) => bench_step::run(args),
     };
     match result {

@@ -35,7 +35,8 @@ fn main() {
                     let bytes = std::fs::read(input["path"].as_str().unwrap_or_default()).unwrap_or_default();
                     let sum = bytes.iter().fold(0u64, |s, b| s.wrapping_mul(31).wrapping_add(u64::from(*b)));
                     inputs.insert(input["index"].as_u64().unwrap_or(0), sum);
-                    let sha = if mode == "other-input" { "00".to_owned() } else { tilewright_bench::inputs::sha256(&bytes) };
+                    let sha =
+                        if mode == "other-input" { "00".to_owned() } else { tilewright_bench::inputs::sha256(&bytes) };
                     told.push(json!({"index": input["index"], "name": input["name"], "sha256": sha}));
                 }
                 json!({"ok": "prepare", "inputs": told})

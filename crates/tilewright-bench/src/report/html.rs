@@ -37,7 +37,13 @@ fn article(file: &str, record: &Record) -> String {
     if !record.description.is_empty() {
         let _ = writeln!(out, "<p class=\"lead\">{}</p>", escape(&record.description));
     }
-    let _ = writeln!(out, "<p class=\"meta\">{} · {} · {} pairs a case</p>", kind(record), escape(&record.started), record.settings.pairs);
+    let _ = writeln!(
+        out,
+        "<p class=\"meta\">{} · {} · {} pairs a case</p>",
+        kind(record),
+        escape(&record.started),
+        record.settings.pairs
+    );
     for label in labels(record) {
         let _ = writeln!(out, "<p class=\"label\">{}</p>", escape(&label));
     }
@@ -68,12 +74,14 @@ fn class(c: &Comparison) -> &'static str {
 
 /// The forest plot of what the plan is about, and the verdicts in words.
 fn overview(record: &Record, summary: &Summary) -> String {
-    let primary: Vec<&Comparison> = summary.comparisons.iter().filter(|c| c.measure == record.settings.primary).collect();
+    let primary: Vec<&Comparison> =
+        summary.comparisons.iter().filter(|c| c.measure == record.settings.primary).collect();
     let rows: Vec<Row> = primary
         .iter()
         .filter_map(|c| {
             let p = c.paired?;
-            let label = if c.control { format!("{} · A/A control", c.case) } else { format!("{} · {}", c.case, c.arm) };
+            let label =
+                if c.control { format!("{} · A/A control", c.case) } else { format!("{} · {}", c.case, c.arm) };
             Some(Row { label, value: ratio(c), interval: [p.ci95[0], p.ratio, p.ci95[1]], class: class(c) })
         })
         .collect();
@@ -81,7 +89,11 @@ fn overview(record: &Record, summary: &Summary) -> String {
     let mut out = String::new();
     if !rows.is_empty() {
         let caption = format!("How many times as fast as {baseline} ({} time)", record.settings.primary.name());
-        let _ = writeln!(out, "<figure>{}<figcaption>{caption}</figcaption></figure>", plot::forest("Ratios with their 95 % intervals", &rows));
+        let _ = writeln!(
+            out,
+            "<figure>{}<figcaption>{caption}</figcaption></figure>",
+            plot::forest("Ratios with their 95 % intervals", &rows)
+        );
     }
     out += "<ul class=\"verdicts\">\n";
     for c in primary.iter().filter(|c| !c.control) {
@@ -92,12 +104,15 @@ fn overview(record: &Record, summary: &Summary) -> String {
 }
 
 fn legend(record: &Record) -> String {
-    let item = |(i, arm): (usize, &crate::record::ArmRow)| format!("<span class=\"key k{}\">{}</span>", i % 6, escape(&arm.name));
+    let item = |(i, arm): (usize, &crate::record::ArmRow)| {
+        format!("<span class=\"key k{}\">{}</span>", i % 6, escape(&arm.name))
+    };
     record.arms.iter().enumerate().map(item).collect::<Vec<_>>().join(" ")
 }
 
 fn over_time(record: &Record, case: &str) -> String {
-    let of_case = |arm: usize| record.samples.iter().filter(move |s| s.case == case && s.arm == arm && s.phase == Phase::Pair);
+    let of_case =
+        |arm: usize| record.samples.iter().filter(move |s| s.case == case && s.arm == arm && s.phase == Phase::Pair);
     let most = (0..record.arms.len()).flat_map(of_case).map(|s| s.wall_ns).fold(0.0, f64::max);
     let (unit, scale) = match most {
         m if m < 1e4 => ("ns", 1.0),
@@ -107,10 +122,17 @@ fn over_time(record: &Record, case: &str) -> String {
     };
     let start = (0..record.arms.len()).flat_map(of_case).map(|s| s.at_ms).fold(f64::INFINITY, f64::min);
     let series: Vec<Series> = (0..record.arms.len())
-        .map(|arm| Series { colour: arm % 6, points: of_case(arm).map(|s| ((s.at_ms - start) / 1e3, s.wall_ns / scale)).collect() })
+        .map(|arm| Series {
+            colour: arm % 6,
+            points: of_case(arm).map(|s| ((s.at_ms - start) / 1e3, s.wall_ns / scale)).collect(),
+        })
         .collect();
     let drawing = plot::samples(&format!("{case}: every timed call"), unit, &series);
-    if drawing.is_empty() { drawing } else { format!("<figure>{drawing}<figcaption>Every timed call</figcaption></figure>\n") }
+    if drawing.is_empty() {
+        drawing
+    } else {
+        format!("<figure>{drawing}<figcaption>Every timed call</figcaption></figure>\n")
+    }
 }
 
 fn times(record: &Record, summary: &Summary, case: &str) -> String {
@@ -120,14 +142,20 @@ fn times(record: &Record, summary: &Summary, case: &str) -> String {
         if arms.is_empty() {
             continue;
         }
-        let _ = writeln!(out, "<h3>{} time</h3>\n<div class=\"scroll\"><table><tr><th>arm</th><th>median</th><th>quartiles</th><th>ratio (95 %)</th><th>detectable</th><th>verdict</th></tr>", measure.name());
+        let _ = writeln!(
+            out,
+            "<h3>{} time</h3>\n<div class=\"scroll\"><table><tr><th>arm</th><th>median</th><th>quartiles</th><th>ratio (95 %)</th><th>detectable</th><th>verdict</th></tr>",
+            measure.name()
+        );
         for a in arms {
             let s = a.spread;
             let [median, q1, q3] = [s.median, s.q1, s.q3].map(|v| amount(v, measure));
             let c = summary.comparisons.iter().find(|c| c.case == case && c.measure == measure && c.arm == a.arm);
             let least = c.and_then(|c| c.paired).map_or(String::new(), |p| format!("{:.2} %", 100.0 * p.mde));
             let words = c.map_or_else(|| "baseline".to_owned(), verdict);
-            let rate = rate(record, case, s.median).filter(|_| measure == Measure::Wall).map_or(String::new(), |r| format!("<br/>{}", escape(&r)));
+            let rate = rate(record, case, s.median)
+                .filter(|_| measure == Measure::Wall)
+                .map_or(String::new(), |r| format!("<br/>{}", escape(&r)));
             let _ = writeln!(
                 out,
                 "<tr><th>{}</th><td>{median}{rate}</td><td>{q1} – {q3}</td><td>{}</td><td>{least}</td><td>{}</td></tr>",
@@ -147,7 +175,11 @@ fn memory(record: &Record, summary: &Summary, case: &str) -> String {
         let of_arm = |arm: &str| {
             let index = record.arms.iter().position(|a| a.name == arm)?;
             // The counted sample nearest the median would do; any one shows the baseline.
-            let s = record.samples.iter().rev().find(|s| s.case == case && s.arm == index && matches!(s.phase, Phase::Pair | Phase::Memory))?;
+            let s = record
+                .samples
+                .iter()
+                .rev()
+                .find(|s| s.case == case && s.arm == index && matches!(s.phase, Phase::Pair | Phase::Memory))?;
             match measure {
                 Measure::PeakMemory => s.live_bytes,
                 Measure::PeakRss => s.rss_before,
@@ -160,7 +192,11 @@ fn memory(record: &Record, summary: &Summary, case: &str) -> String {
             .filter(|a| a.case == case && a.measure == measure)
             .map(|a| {
                 let live = of_arm(&a.arm).unwrap_or(0) as f64;
-                let value = if live > 0.0 { format!("{} + {}", amount(live, measure), amount(a.spread.median, measure)) } else { amount(a.spread.median, measure) };
+                let value = if live > 0.0 {
+                    format!("{} + {}", amount(live, measure), amount(a.spread.median, measure))
+                } else {
+                    amount(a.spread.median, measure)
+                };
                 (a.arm.clone(), live, a.spread.median, value)
             })
             .collect();
@@ -172,10 +208,22 @@ fn memory(record: &Record, summary: &Summary, case: &str) -> String {
             Measure::PeakRss => "Resident memory: before the call (pale) and the peak above it",
             _ => "Largest resident set of the whole process",
         };
-        let _ = writeln!(out, "<h3>{}</h3>\n<figure>{}<figcaption>{caption}</figcaption></figure>\n<ul class=\"verdicts\">", measure.name().replace('_', " "), plot::bars(caption, &rows));
+        let _ = writeln!(
+            out,
+            "<h3>{}</h3>\n<figure>{}<figcaption>{caption}</figcaption></figure>\n<ul class=\"verdicts\">",
+            measure.name().replace('_', " "),
+            plot::bars(caption, &rows)
+        );
         for c in summary.comparisons.iter().filter(|c| c.case == case && c.measure == measure && !c.control) {
             let of = if c.paired.is_some() { format!(" {} x {}:", ratio(c), c.baseline) } else { String::new() };
-            let _ = writeln!(out, "<li class=\"{}\"><b>{}</b>{} {}</li>", class(c), escape(&c.arm), escape(&of), escape(&verdict(c)));
+            let _ = writeln!(
+                out,
+                "<li class=\"{}\"><b>{}</b>{} {}</li>",
+                class(c),
+                escape(&c.arm),
+                escape(&of),
+                escape(&verdict(c))
+            );
         }
         out += "</ul>\n";
     }
@@ -185,7 +233,13 @@ fn memory(record: &Record, summary: &Summary, case: &str) -> String {
 fn troubles(record: &Record, case: &str) -> String {
     let mut out = String::new();
     for e in record.errors.iter().filter(|e| e.case == case) {
-        let _ = writeln!(out, "<p class=\"label\"><b>{}</b> at {}: {}</p>", escape(&e.arm), escape(&e.stage), escape(&e.message));
+        let _ = writeln!(
+            out,
+            "<p class=\"label\"><b>{}</b> at {}: {}</p>",
+            escape(&e.arm),
+            escape(&e.stage),
+            escape(&e.message)
+        );
         if !e.stderr.is_empty() {
             let _ = writeln!(out, "<pre>{}</pre>", escape(&e.stderr));
         }
@@ -195,7 +249,14 @@ fn troubles(record: &Record, case: &str) -> String {
         out += "<h3>checks before timing</h3>\n<div class=\"scroll\"><table><tr><th>arm</th><th>metric</th><th>differs by</th><th>allowed</th><th></th></tr>\n";
         for k in checks {
             let word = if k.pass { "holds" } else { "FAILED" };
-            let _ = writeln!(out, "<tr><th>{}</th><td>{}</td><td>{:.2e}</td><td>{:.2e}</td><td>{word}</td></tr>", escape(&k.arm), escape(&k.metric), k.difference, k.tolerance);
+            let _ = writeln!(
+                out,
+                "<tr><th>{}</th><td>{}</td><td>{:.2e}</td><td>{:.2e}</td><td>{word}</td></tr>",
+                escape(&k.arm),
+                escape(&k.metric),
+                k.difference,
+                k.tolerance
+            );
         }
         out += "</table></div>\n";
     }
@@ -212,7 +273,14 @@ fn fingerprint(file: &str, record: &Record) -> String {
         ("system".into(), f.system.clone()),
         ("governor".into(), f.governor.clone().unwrap_or_else(|| "not told".into())),
         ("compiler".into(), format!("{}; {}", f.compiler.as_deref().unwrap_or("not told"), f.flags)),
-        ("commit".into(), format!("{}{}", f.commit.as_deref().unwrap_or("none"), if f.dirty == Some(true) { ", with changes" } else { "" })),
+        (
+            "commit".into(),
+            format!(
+                "{}{}",
+                f.commit.as_deref().unwrap_or("none"),
+                if f.dirty == Some(true) { ", with changes" } else { "" }
+            ),
+        ),
     ];
     rows.extend(f.gpus.iter().map(|g| ("gpu".to_owned(), g.clone())));
     rows.extend(f.env.iter().map(|(k, v)| (k.clone(), v.clone())));
@@ -225,7 +293,12 @@ fn fingerprint(file: &str, record: &Record) -> String {
     }
     for a in &record.arms {
         let sha = a.program_sha256.as_deref().map_or("not found", |s| &s[..s.len().min(16)]);
-        let told: Vec<String> = a.hello.fingerprint.iter().map(|(k, v)| format!("{k} {}", v.as_str().map_or_else(|| v.to_string(), str::to_owned))).collect();
+        let told: Vec<String> = a
+            .hello
+            .fingerprint
+            .iter()
+            .map(|(k, v)| format!("{k} {}", v.as_str().map_or_else(|| v.to_string(), str::to_owned)))
+            .collect();
         let env: String = a.arm.env.iter().map(|(k, v)| format!("{k}={v} ")).collect();
         rows.push((a.name.clone(), format!("{env}{}; program {sha}; {}", a.arm.command.join(" "), told.join(", "))));
     }

@@ -10,8 +10,11 @@ use crate::summary::{Comparison, Summary, Verdict, summarise};
 
 /// A time or a number of bytes with a fitting unit.
 pub fn amount(value: f64, measure: Measure) -> String {
-    let (units, step): (&[&str], f64) =
-        if measure.is_memory() { (&["B", "KiB", "MiB", "GiB", "TiB"], 1024.0) } else { (&["ns", "us", "ms", "s"], 1000.0) };
+    let (units, step): (&[&str], f64) = if measure.is_memory() {
+        (&["B", "KiB", "MiB", "GiB", "TiB"], 1024.0)
+    } else {
+        (&["ns", "us", "ms", "s"], 1000.0)
+    };
     let (mut value, mut unit) = (value, 0);
     while value.abs() >= step && unit + 1 < units.len() {
         value /= step;
@@ -43,7 +46,10 @@ fn labels(record: &Record) -> Vec<String> {
     labels.extend(record.forced.iter().map(|f| format!("FORCED although {f}")));
     let foreign = record.conditions.iter().filter_map(|c| c.foreign_cpu).fold(0.0, f64::max);
     if foreign > 0.05 {
-        labels.push(format!("other work used up to {:.0} % of the cores during a case (idle threads of the arms included)", 100.0 * foreign));
+        labels.push(format!(
+            "other work used up to {:.0} % of the cores during a case (idle threads of the arms included)",
+            100.0 * foreign
+        ));
     }
     labels
 }
@@ -63,7 +69,8 @@ fn rate(record: &Record, case: &str, ns: f64) -> Option<String> {
     let params = &record.settings.cases.iter().find(|c| c.name == case)?.params;
     let flops = params.get("flops")?.as_f64()?;
     let rate = flops / ns;
-    let share = params.get("peak_flops").and_then(|v| v.as_f64()).map(|p| format!(", {:.1} % of peak", 1e11 * rate / p));
+    let share =
+        params.get("peak_flops").and_then(|v| v.as_f64()).map(|p| format!(", {:.1} % of peak", 1e11 * rate / p));
     Some(format!("{rate:.1} GFLOP/s{}", share.unwrap_or_default()))
 }
 
@@ -72,7 +79,12 @@ pub fn text(record: &Record) -> String {
     let summary = summarise(record);
     let mut out = format!("{}  {}  {}\n", record.plan, kind(record), record.started);
     let print = &record.fingerprint;
-    out += &format!("{}, {} logical cores, {}\n", print.cpu.as_deref().unwrap_or("unknown processor"), print.cores, print.system);
+    out += &format!(
+        "{}, {} logical cores, {}\n",
+        print.cpu.as_deref().unwrap_or("unknown processor"),
+        print.cores,
+        print.system
+    );
     labels(record).iter().for_each(|l| out += &format!("! {l}\n"));
     for case in &record.settings.cases {
         out += &format!("\n{}\n", case.name);
@@ -81,11 +93,21 @@ pub fn text(record: &Record) -> String {
         }
         for e in record.errors.iter().filter(|e| e.case == case.name) {
             out += &format!("  error  {} at {}: {}\n", e.arm, e.stage, e.message);
-            e.stderr.lines().rev().take(3).collect::<Vec<_>>().iter().rev().for_each(|l| out += &format!("         | {l}\n"));
+            e.stderr
+                .lines()
+                .rev()
+                .take(3)
+                .collect::<Vec<_>>()
+                .iter()
+                .rev()
+                .for_each(|l| out += &format!("         | {l}\n"));
         }
         for k in record.checks.iter().filter(|k| k.case == case.name && (!k.pass || k.pair.is_none())) {
             let word = if k.pass { "check " } else { "FAILED" };
-            out += &format!("  {word} {} {}: differs by {:.3e}, allowed {:.3e}\n", k.arm, k.metric, k.difference, k.tolerance);
+            out += &format!(
+                "  {word} {} {}: differs by {:.3e}, allowed {:.3e}\n",
+                k.arm, k.metric, k.difference, k.tolerance
+            );
         }
     }
     out

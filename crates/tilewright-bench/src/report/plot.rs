@@ -67,7 +67,12 @@ pub fn forest(title: &str, rows: &[Row]) -> String {
     for tick in ticks(low, high, 5) {
         let at = x(tick);
         let _ = write!(svg, r#"<line class="grid" x1="{at:.1}" x2="{at:.1}" y1="4" y2="{bottom:.1}"/>"#);
-        let _ = write!(svg, r#"<text class="tick" x="{at:.1}" y="{:.1}" text-anchor="middle">{}</text>"#, height - 8.0, number(tick));
+        let _ = write!(
+            svg,
+            r#"<text class="tick" x="{at:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
+            height - 8.0,
+            number(tick)
+        );
     }
     let one = x(1.0);
     let _ = write!(svg, r#"<line class="one" x1="{one:.1}" x2="{one:.1}" y1="4" y2="{bottom:.1}"/>"#);
@@ -76,10 +81,20 @@ pub fn forest(title: &str, rows: &[Row]) -> String {
         let [a, m, b] = row.interval.map(x);
         let bar = y + 12.0;
         let _ = write!(svg, r#"<text x="{left}" y="{y:.1}">{}</text>"#, escape(&row.label));
-        let _ = write!(svg, r#"<text class="value" x="{right}" y="{y:.1}" text-anchor="end">{}</text>"#, escape(&row.value));
+        let _ = write!(
+            svg,
+            r#"<text class="value" x="{right}" y="{y:.1}" text-anchor="end">{}</text>"#,
+            escape(&row.value)
+        );
         let _ = write!(svg, r#"<line class="bar {}" x1="{a:.1}" x2="{b:.1}" y1="{bar:.1}" y2="{bar:.1}"/>"#, row.class);
         for end in [a, b] {
-            let _ = write!(svg, r#"<line class="cap {}" x1="{end:.1}" x2="{end:.1}" y1="{:.1}" y2="{:.1}"/>"#, row.class, bar - 4.0, bar + 4.0);
+            let _ = write!(
+                svg,
+                r#"<line class="cap {}" x1="{end:.1}" x2="{end:.1}" y1="{:.1}" y2="{:.1}"/>"#,
+                row.class,
+                bar - 4.0,
+                bar + 4.0
+            );
         }
         let _ = write!(svg, r#"<circle class="dot {}" cx="{m:.1}" cy="{bar:.1}" r="4.5"/>"#, row.class);
     }
@@ -112,16 +127,39 @@ pub fn samples(title: &str, unit: &str, series: &[Series]) -> String {
     for tick in ticks(low, high, 4) {
         let at = y(tick);
         let _ = write!(svg, r#"<line class="grid" x1="{left}" x2="{right}" y1="{at:.1}" y2="{at:.1}"/>"#);
-        let _ = write!(svg, r#"<text class="tick" x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#, left - 5.0, at + 3.5, number(tick));
+        let _ = write!(
+            svg,
+            r#"<text class="tick" x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
+            left - 5.0,
+            at + 3.5,
+            number(tick)
+        );
     }
     for tick in ticks(0.0, last, 4) {
-        let _ = write!(svg, r#"<text class="tick" x="{:.1}" y="{:.1}" text-anchor="middle">{}</text>"#, x(tick), bottom + 14.0, number(tick));
+        let _ = write!(
+            svg,
+            r#"<text class="tick" x="{:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
+            x(tick),
+            bottom + 14.0,
+            number(tick)
+        );
     }
-    let _ = write!(svg, r#"<text class="tick" x="{right}" y="{:.1}" text-anchor="end">seconds into the run; {} upwards</text>"#, height - 3.0, escape(unit));
+    let _ = write!(
+        svg,
+        r#"<text class="tick" x="{right}" y="{:.1}" text-anchor="end">seconds into the run; {} upwards</text>"#,
+        height - 3.0,
+        escape(unit)
+    );
     for s in series {
         for &(at, value) in &s.points {
             let hollow = if value > high { " over" } else { "" };
-            let _ = write!(svg, r#"<circle class="s{}{hollow}" cx="{:.1}" cy="{:.1}" r="2.2"/>"#, s.colour, x(at), y(value.min(high)));
+            let _ = write!(
+                svg,
+                r#"<circle class="s{}{hollow}" cx="{:.1}" cy="{:.1}" r="2.2"/>"#,
+                s.colour,
+                x(at),
+                y(value.min(high))
+            );
         }
     }
     svg + "</svg>"
@@ -138,8 +176,19 @@ pub fn bars(title: &str, rows: &[(String, f64, f64, String)]) -> String {
         let width = |v: f64| v / most * (right - left);
         let _ = write!(svg, r#"<text x="{left}" y="{y:.1}">{}</text>"#, escape(label));
         let _ = write!(svg, r#"<text class="value" x="{right}" y="{y:.1}" text-anchor="end">{}</text>"#, escape(value));
-        let _ = write!(svg, r#"<rect class="base" x="{left}" y="{:.1}" width="{:.1}" height="10"/>"#, y + 6.0, width(*base));
-        let _ = write!(svg, r#"<rect class="top" x="{:.1}" y="{:.1}" width="{:.1}" height="10"/>"#, left + width(*base), y + 6.0, width(*top));
+        let _ = write!(
+            svg,
+            r#"<rect class="base" x="{left}" y="{:.1}" width="{:.1}" height="10"/>"#,
+            y + 6.0,
+            width(*base)
+        );
+        let _ = write!(
+            svg,
+            r#"<rect class="top" x="{:.1}" y="{:.1}" width="{:.1}" height="10"/>"#,
+            left + width(*base),
+            y + 6.0,
+            width(*top)
+        );
     }
     svg + "</svg>"
 }
@@ -164,7 +213,8 @@ mod tests {
 
     #[test]
     fn names_cannot_break_out_of_the_drawing() {
-        let row = Row { label: "<script>'\"&".into(), value: "a\u{0}b".into(), interval: [0.9, 1.0, 1.1], class: "same" };
+        let row =
+            Row { label: "<script>'\"&".into(), value: "a\u{0}b".into(), interval: [0.9, 1.0, 1.1], class: "same" };
         let svg = forest("x", &[row]);
         assert!(!svg.contains("<script") && svg.contains("&lt;script&gt;&#39;&quot;&amp;") && svg.contains("a b"));
     }
