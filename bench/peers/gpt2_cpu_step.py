@@ -1,10 +1,8 @@
-"""A GPT-2 training step in PyTorch on the CPU, fp32, as a worker that is told when to run.
+"""A GPT-2 training step in PyTorch on the CPU, fp32, as an arm of `tilewright bench` (docs/bench-protocol.md).
 
-    python3 gpt2_cpu_step.py --model d12 --batch 4 --seq-len 64 --threads 2
+    tilewright bench run bench/plans/gpt2-cpu-vs-pytorch.toml --set PEER_PYTHON=python3
 
-Prints `ready`, then answers every line `run` on standard input with one whole step (zero_grad, forward, backward, optimiser) and prints
-`SECONDS loss=LOSS` by its own clock. `quit` or the end of the input ends it. `tilewright bench-step` speaks the same protocol and takes
-the same tokens, so that `compare.py` can alternate the two.
+A `run` is one whole step (zero_grad, forward, backward, optimiser) on the tokens of the plan, by this program's own clock.
 
 The model is the best plain PyTorch has on a CPU: scaled_dot_product_attention, one fused qkv product, fused AdamW; --compile adds
 torch.compile.
@@ -12,9 +10,9 @@ torch.compile.
 
 import argparse
 import math
-import sys
 import time
 
+import arm
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -66,30 +64,12 @@ class Gpt2(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
 
 
-def ring(count, batch, length):
-    """The tokens of `tilewright bench-step`: xorshift* from state 1337, each value modulo the vocabulary."""
-    state, mask, batches = 1337, (1 << 64) - 1, []
-
-    def token():
-        nonlocal state
-        state ^= state >> 12
-        state ^= (state << 25) & mask
-        state ^= state >> 27
-        return ((state * 0x2545F4914F6CDD1D & mask) >> 32) % VOCAB
-
-    for _ in range(count):
-        flat = torch.tensor([token() for _ in range(batch * length + 1)])
-        batches.append((flat[:-1].view(batch, length), flat[1:].view(batch, length)))
-    return batches
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="d12", choices=MODELS)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seq-len", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--ring", type=int, default=8, help="distinct batches, used in turn")
     parser.add_argument("--clip", type=float, default=0.0, help="clip the gradient norm; 0 leaves it out")
     parser.add_argument("--compile", action="store_true")
     args = parser.parse_args()
@@ -104,7 +84,7 @@ def main():
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     optimiser = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
-    batches = ring(args.ring, args.batch, args.seq_len)
+    batches = []
     call = torch.compile(model, dynamic=False) if args.compile else model
 
     def step(index):
@@ -117,19 +97,19 @@ def main():
         optimiser.step()
         return loss.item()
 
-    print("ready", flush=True)
-    index = 0
-    for line in sys.stdin:
-        command = line.strip()
-        if command == "quit":
-            break
-        if command != "run":
-            sys.exit(f"error: the worker knows `run` and `quit`, not `{command}`")
-        start = time.perf_counter()
+    def prepare(inputs, params, seed):
+        flat = [torch.frombuffer(bytearray(arm.read(i)), dtype=torch.int32).long() for i in inputs if i["name"] == "tokens"]
+        size = (args.batch, args.seq_len)
+        batches.extend((tokens[:-1].view(size), tokens[1:].view(size)) for tokens in flat)
+
+    def run(index):
+        start = time.perf_counter_ns()
         loss = step(index)
-        seconds = time.perf_counter() - start
-        index += 1
-        print(f"{seconds:.9f} loss={loss:.6f}", flush=True)
+        return {"ns": time.perf_counter_ns() - start, "metrics": {"loss": loss}}
+
+    fingerprint = {"torch": torch.__version__, "threads": torch.get_num_threads(), "dtype": "f32", "model": args.model, "compile": args.compile}
+    fingerprint["blas"] = "mkl" if torch.backends.mkl.is_available() else "other"
+    arm.serve(f"pytorch {torch.__version__}", fingerprint, prepare, run)
 
 
 if __name__ == "__main__":

@@ -76,10 +76,10 @@ pub fn unquiet(load_per_core: f64) -> Vec<String> {
     }
     let query = output("nvidia-smi", &["--query-gpu=index,utilization.gpu", "--format=csv,noheader,nounits"]);
     for line in query.iter().flat_map(|t| t.lines()) {
-        if let Some((index, busy)) = line.split_once(',') {
-            if busy.trim().parse::<f64>().is_ok_and(|b| b > 5.0) {
-                reasons.push(format!("GPU {} is {} % busy with other work", index.trim(), busy.trim()));
-            }
+        if let Some((index, busy)) = line.split_once(',')
+            && busy.trim().parse::<f64>().is_ok_and(|b| b > 5.0)
+        {
+            reasons.push(format!("GPU {} is {} % busy with other work", index.trim(), busy.trim()));
         }
     }
     reasons
@@ -189,10 +189,11 @@ pub fn digests_of_files(arguments: &[String]) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for argument in arguments {
         let path = Path::new(argument);
-        if path.is_file() && path.metadata().is_ok_and(|m| m.len() < 1 << 30) {
-            if let (Some(name), Some(sha)) = (path.file_name(), crate::inputs::sha256_of_file(path)) {
-                found.insert(name.to_string_lossy().into_owned(), sha);
-            }
+        if path.is_file()
+            && path.metadata().is_ok_and(|m| m.len() < 1 << 30)
+            && let (Some(name), Some(sha)) = (path.file_name(), crate::inputs::sha256_of_file(path))
+        {
+            found.insert(name.to_string_lossy().into_owned(), sha);
         }
     }
     found

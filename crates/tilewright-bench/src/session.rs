@@ -326,10 +326,10 @@ impl Session<'_> {
         });
         self.condition(case, "after", foreign.filter(|_| complete == 0));
         for arm in 0..arms {
-            if let (Some(speaker), true) = (stage.seats[arm].speaker.take(), flow == Flow::Go) {
-                if let Err(fault) = speaker.quit(Duration::from_secs(10)) {
-                    self.fault(&mut stage, arm, "quit", fault);
-                }
+            if let (Some(speaker), true) = (stage.seats[arm].speaker.take(), flow == Flow::Go)
+                && let Err(fault) = speaker.quit(Duration::from_secs(10))
+            {
+                self.fault(&mut stage, arm, "quit", fault);
             }
         }
         if flow == Flow::Go && self.plan.memory.mode == MemoryMode::Fresh {
@@ -629,10 +629,10 @@ impl Session<'_> {
                     Err(fault) if fault.kind == FaultKind::Interrupted => return Ok(Flow::Stop),
                     Err(fault) => self.fault(stage, arm, "memory", fault),
                 }
-                if let Some(speaker) = stage.seats[arm].speaker.take() {
-                    if let Err(fault) = speaker.quit(Duration::from_secs(10)) {
-                        self.fault(stage, arm, "quit", fault);
-                    }
+                if let Some(speaker) = stage.seats[arm].speaker.take()
+                    && let Err(fault) = speaker.quit(Duration::from_secs(10))
+                {
+                    self.fault(stage, arm, "quit", fault);
                 }
             }
         }

@@ -367,7 +367,7 @@ mod tests {
         let pilot = paired(&a, &b, 9).unwrap();
         let few = recommended_pairs(&pilot, 0.03, 8);
         let many = recommended_pairs(&Paired { se: pilot.se * 4.0, ..pilot }, 0.03, 8);
-        assert!(many > 8 * few.min(20) && many % 2 == 0, "{few} {many}");
+        assert!(many > 8 * few.min(20) && many.is_multiple_of(2), "{few} {many}");
         assert_eq!(recommended_pairs(&Paired { se: 0.0, ..pilot }, 0.03, 20), 20);
     }
 }

@@ -228,12 +228,12 @@ fn judge(record: &Record, c: &mut Comparison, both: &[(&Sample, &Sample)], contr
     if paired.n < least {
         return refuse(c, format!("only {} pairs, fewer than {least}", paired.n));
     }
-    if c.measure.is_memory() {
-        if let Some(reason) = unequal_memory(record, c, both) {
-            // The bytes stay in the record; a ratio of them would say something that is not so.
-            c.paired = None;
-            return refuse(c, reason);
-        }
+    if c.measure.is_memory()
+        && let Some(reason) = unequal_memory(record, c, both)
+    {
+        // The bytes stay in the record; a ratio of them would say something that is not so.
+        c.paired = None;
+        return refuse(c, reason);
     }
     let holds_one = |p: &Paired| p.ci95[0] <= 1.0 && 1.0 <= p.ci95[1];
     if let (Some(control), false) = (control, c.measure.is_memory()) {

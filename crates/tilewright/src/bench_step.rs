@@ -1,15 +1,16 @@
-//! `tilewright bench-step`: one training step whenever it is told to, for comparisons with other programs in one run (`bench/peers/compare.py`).
+//! `tilewright bench-step`: one training step whenever it is told to, as an arm of `tilewright bench` (`docs/bench-protocol.md`).
 //!
-//! Protocol: prints `ready`; every line `run` on standard input does one whole step (forward, backward, optimiser) and is answered with
-//! `SECONDS loss=LOSS`; `quit` or the end of the input ends it.
+//! With a `tokens` tensor of `batch * seq_len + 1` numbers in the plan it trains on those files; without one it draws its own batches.
 
 use std::io::{BufRead, Write};
 use std::time::Instant;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
+use serde_json::{Value, json};
 use tilewright_core::rng::XorShift;
 use tilewright_models::{AdamW, Gpt2, Gpt2Config, Options, Recompute};
 use tilewright_ops::Device;
+use tilewright_ops::cpu::{Isa, default_threads};
 
 /// Command line of `bench-step`.
 #[derive(clap::Args)]
@@ -44,29 +45,78 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     model.init_random(42)?;
     let batches = random_batches(args.ring, args.batch * args.seq_len, config.vocab_size);
 
+    let mut batches = batches;
     let mut out = std::io::stdout().lock();
-    writeln!(out, "ready")?;
-    out.flush()?;
     let mut step = 0;
     for line in std::io::stdin().lock().lines() {
-        match line.context("read a command from standard input")?.trim() {
+        let request: Value = serde_json::from_str(&line.context("read a request from standard input")?)
+            .context("a request is one JSON object a line; see docs/bench-protocol.md")?;
+        let answer = match request["do"].as_str().unwrap_or_default() {
+            "hello" => json!({
+                "ok": "hello",
+                "name": concat!("tilewright ", env!("CARGO_PKG_VERSION")),
+                "fingerprint": {
+                    "revision": env!("TILEWRIGHT_REVISION"), "isa": Isa::from_env().name(), "threads": default_threads(),
+                    "dtype": "f32", "model": args.model, "recompute": args.recompute,
+                },
+            }),
+            "prepare" => match read_batches(&request, args.batch * args.seq_len, config.vocab_size) {
+                Ok((read, told)) => {
+                    if !read.is_empty() {
+                        batches = read;
+                    }
+                    json!({"ok": "prepare", "inputs": told})
+                }
+                Err(error) => json!({"error": format!("{error:#}")}),
+            },
             "run" => {
-                let (tokens, targets) = &batches[step % batches.len()];
+                let index = request["input"].as_u64().unwrap_or(0) as usize;
+                let (tokens, targets) = &batches[index % batches.len()];
                 step += 1;
                 let start = Instant::now();
-                let loss = train_step(&mut model, tokens, targets, step as u64, args.clip)?;
-                writeln!(out, "{:.9} loss={loss:.6}", start.elapsed().as_secs_f64())?;
-                out.flush()?;
+                let loss = train_step(&mut model, tokens, targets, step, args.clip)?;
+                json!({"ok": "run", "ns": start.elapsed().as_nanos() as u64, "metrics": {"loss": loss}})
             }
-            "quit" => break,
-            other => bail!("the worker knows `run` and `quit`, not `{other}`"),
+            "quit" => json!({"ok": "quit"}),
+            other => json!({"error": format!("no request `{other}`; see docs/bench-protocol.md")}),
+        };
+        writeln!(out, "{answer}")?;
+        out.flush()?;
+        if request["do"] == "quit" {
+            break;
         }
     }
     Ok(())
 }
 
-/// `count` batches of `len` random tokens and the tokens that follow them. The same in `bench/peers/gpt2_cpu_step.py`.
-fn random_batches(count: usize, len: usize, vocab: usize) -> Vec<(Vec<i32>, Vec<i32>)> {
+/// The batches of `prepare` by their index, and what is told of each file that was read.
+fn read_batches(request: &Value, len: usize, vocab: usize) -> anyhow::Result<(Vec<Batch>, Vec<Value>)> {
+    let (mut batches, mut told) = (Vec::new(), Vec::new());
+    for input in request["inputs"].as_array().into_iter().flatten() {
+        let (name, path) = (input["name"].as_str().unwrap_or_default(), input["path"].as_str().unwrap_or_default());
+        let bytes = std::fs::read(path).with_context(|| format!("read input `{name}`"))?;
+        told.push(json!({"index": input["index"], "name": name, "sha256": tilewright_bench::inputs::sha256(&bytes)}));
+        if name == "tokens" {
+            let tokens: Vec<i32> =
+                bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+            ensure!(
+                tokens.len() == len + 1,
+                "`tokens` holds {} numbers; batch * seq_len + 1 is {}",
+                tokens.len(),
+                len + 1
+            );
+            ensure!(tokens.iter().all(|t| (0..vocab as i32).contains(t)), "`tokens` holds a number outside 0..{vocab}");
+            batches.push((tokens[..len].to_vec(), tokens[1..].to_vec()));
+        }
+    }
+    Ok((batches, told))
+}
+
+/// Tokens and the tokens that follow them.
+type Batch = (Vec<i32>, Vec<i32>);
+
+/// `count` batches of `len` random tokens and the tokens that follow them.
+fn random_batches(count: usize, len: usize, vocab: usize) -> Vec<Batch> {
     let mut rng = XorShift::new(1337);
     let batch = |_| {
         let tokens: Vec<i32> = (0..=len).map(|_| (rng.random_u32() as usize % vocab) as i32).collect();

@@ -61,7 +61,7 @@ fn main() {
                     _ => {}
                 }
                 let live: u64 = 1 << 20;
-                if mode == "keeps" && calls == 1 || mode == "hides" && calls == 1 {
+                if matches!(mode, "keeps" | "hides") && calls == 1 {
                     kept.push(vec![1; number as usize]);
                 }
                 if mode == "leaks" && calls > 3 {
