@@ -144,7 +144,7 @@ fn times(record: &Record, summary: &Summary, case: &str) -> String {
         }
         let _ = writeln!(
             out,
-            "<h3>{} time</h3>\n<div class=\"scroll\"><table><tr><th>arm</th><th>median</th><th>quartiles</th><th>ratio (95 %)</th><th>detectable</th><th>verdict</th></tr>",
+            "<h3>{} time</h3>\n<div class=\"scroll\"><table><tr class=\"heads\"><th>arm</th><th>median</th><th>quartiles</th><th>ratio (95 %)</th><th>detectable</th><th>verdict</th></tr>",
             measure.name()
         );
         for a in arms {
@@ -158,7 +158,7 @@ fn times(record: &Record, summary: &Summary, case: &str) -> String {
                 .map_or(String::new(), |r| format!("<br/>{}", escape(&r)));
             let _ = writeln!(
                 out,
-                "<tr><th>{}</th><td>{median}{rate}</td><td>{q1} – {q3}</td><td>{}</td><td>{least}</td><td>{}</td></tr>",
+                "<tr><th>{}</th><td data-is=\"median\"><span>{median}{rate}</span></td><td data-is=\"quartiles\">{q1} – {q3}</td><td data-is=\"ratio (95 %)\">{}</td><td data-is=\"detectable\">{least}</td><td data-is=\"verdict\">{}</td></tr>",
                 escape(&a.arm),
                 c.map_or_else(String::new, ratio),
                 escape(&words)
@@ -246,12 +246,12 @@ fn troubles(record: &Record, case: &str) -> String {
     }
     let checks: Vec<_> = record.checks.iter().filter(|k| k.case == case).collect();
     if !checks.is_empty() {
-        out += "<h3>checks before timing</h3>\n<div class=\"scroll\"><table><tr><th>arm</th><th>metric</th><th>differs by</th><th>allowed</th><th></th></tr>\n";
+        out += "<h3>checks before timing</h3>\n<div class=\"scroll\"><table><tr class=\"heads\"><th>arm</th><th>metric</th><th>differs by</th><th>allowed</th><th></th></tr>\n";
         for k in checks {
             let word = if k.pass { "holds" } else { "FAILED" };
             let _ = writeln!(
                 out,
-                "<tr><th>{}</th><td>{}</td><td>{:.2e}</td><td>{:.2e}</td><td>{word}</td></tr>",
+                "<tr><th>{}</th><td data-is=\"metric\">{}</td><td data-is=\"differs by\">{:.2e}</td><td data-is=\"allowed\">{:.2e}</td><td data-is=\"check\">{word}</td></tr>",
                 escape(&k.arm),
                 escape(&k.metric),
                 k.difference,

@@ -46,6 +46,17 @@ pub fn ticks(low: f64, high: f64, count: usize) -> Vec<f64> {
     (0..=2 * count as i64).map(|i| (first + i) as f64 * step).filter(|t| *t <= high + span * 1e-9).collect()
 }
 
+/// Round numbers for a logarithmic axis: as for a plain one while the span is small, then 1, 2 and 5 of each power of ten.
+fn ratio_ticks(low: f64, high: f64) -> Vec<f64> {
+    if high / low < 3.0 {
+        return ticks(low, high, 5);
+    }
+    let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
+    let parts: &[f64] = if high / low < 50.0 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+    let all = powers.flat_map(|p| parts.iter().map(move |m| m * 10f64.powi(p)));
+    all.filter(|t| (low..=high).contains(t)).collect()
+}
+
 fn number(v: f64) -> String {
     let text = format!("{v:.4}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
@@ -64,7 +75,7 @@ pub fn forest(title: &str, rows: &[Row]) -> String {
     let height = rows.len() as f64 * row_height + 34.0;
     let bottom = height - 24.0;
     let mut svg = open(title, height);
-    for tick in ticks(low, high, 5) {
+    for tick in ratio_ticks(low, high) {
         let at = x(tick);
         let _ = write!(svg, r#"<line class="grid" x1="{at:.1}" x2="{at:.1}" y1="4" y2="{bottom:.1}"/>"#);
         let _ = write!(
@@ -209,6 +220,13 @@ mod tests {
         assert!(t.iter().all(|v| (0.93..=1.31).contains(v)) && t.contains(&1.0), "{t:?}");
         assert_eq!(ticks(1.0, 1.0, 5), [1.0]);
         assert_eq!(ticks(0.0, f64::INFINITY, 5).len(), 1);
+    }
+
+    #[test]
+    fn a_wide_range_of_ratios_has_few_ticks() {
+        assert_eq!(ratio_ticks(0.4, 6.0), [0.5, 1.0, 2.0, 5.0]);
+        assert_eq!(ratio_ticks(0.02, 20.0), [0.1, 1.0, 10.0]);
+        assert!(ratio_ticks(f64::MIN_POSITIVE, 1e300).len() < 1000);
     }
 
     #[test]
