@@ -160,7 +160,7 @@ impl Mt19937 {
         items
     }
 
-    /// The generator as llm.c's state file stores it: u64 seed, i32 left, u32 next, u32 state[624], u32 matrix[2], little endian.
+    /// The generator as llm.c's state file stores it: u64 seed, i32 left, u32 next, `u32 state[624]`, `u32 matrix[2]`, little endian.
     pub fn to_record(&self) -> [u8; MT_RECORD_BYTES] {
         let mut record = [0; MT_RECORD_BYTES];
         record[..8].copy_from_slice(&self.seed.to_le_bytes());
