@@ -24,7 +24,7 @@ def main():
     args = parser.parse_args()
     fingerprint = torch_arm.set_up(args) | {"logits": args.logits}
     dtype = torch_arm.DTYPES[args.dtype]
-    ring = []
+    ring, calls = [], []
 
     def loss_of(hidden, weight, targets):
         logits = F.linear(hidden, weight)
@@ -34,17 +34,13 @@ def main():
 
     def work(index):
         hidden, weight, targets = ring[index]
-        hidden.grad = weight.grad = None
-
-        def both():
-            loss = call(hidden, weight, targets)
-            loss.backward()
-            return loss.detach()
-
-        return torch_arm.measure(args.device, both)
+        loss = call(hidden, weight, targets)
+        loss.backward()
+        return loss.detach()
 
     def prepare(inputs, params, seed):
         ring.clear()
+        calls.clear()
         tokens, channels, vocab = (int(params[key]) for key in ("tokens", "channels", "vocab"))
         leaf = lambda x: x.to(args.device, dtype).requires_grad_()
         given = any(i["name"] == "weight" for i in inputs)
@@ -60,7 +56,8 @@ def main():
         ring[0][0].grad = ring[0][1].grad = None
 
     def run(index):
-        answer, loss = work(index)
+        answer, loss = torch_arm.measure(args.device, lambda: work(index), memory=not calls)
+        calls.append(index)
         hidden, weight, _ = ring[index]
         answer["output"] = torch_arm.digest(loss, hidden.grad, weight.grad)
         answer["metrics"] = {
