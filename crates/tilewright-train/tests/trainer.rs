@@ -333,3 +333,28 @@ fn a_trained_model_file_is_a_starting_point() {
     let last = log.lines().rfind(|l| l.contains("tel:")).unwrap().split_once("tel:").unwrap().1;
     assert_eq!(format!("{:.4}", tuned.val_losses.unwrap().0), last);
 }
+
+#[test]
+fn bug_27_a_checkpoint_is_on_disk_before_a_sample_is_drawn() {
+    #[derive(Default)]
+    struct Order(Vec<(usize, &'static str)>);
+    impl Observer for Order {
+        fn notice(&mut self, _: &str) {}
+        fn started(&mut self, _: &Started<'_>) {}
+        fn step(&mut self, _: &StepReport) {}
+        fn validated(&mut self, _: usize, _: f32) {}
+        fn scored(&mut self, _: usize, _: &Score) {}
+        fn saved(&mut self, step: usize, model: &Path) {
+            assert!(model.exists());
+            self.0.push((step, "saved"));
+        }
+        fn sampled(&mut self, step: usize, _: &str) {
+            self.0.push((step, "sampled"));
+        }
+    }
+    let setup = Setup::new();
+    let config = TrainConfig { steps: Some(20), sample_every: 10, ..setup.config.clone() };
+    let mut order = Order::default();
+    setup.watch("order", &config, false, 2, &AtomicBool::new(false), &mut order).unwrap();
+    assert_eq!(order.0, [(10, "saved"), (10, "sampled"), (20, "saved"), (20, "sampled")]);
+}

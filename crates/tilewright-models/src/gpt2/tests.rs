@@ -60,35 +60,80 @@ fn loss_of_the_initial_model_is_near_the_log_of_the_vocabulary() {
     assert!((loss - 29f32.ln()).abs() < 0.1, "{loss}");
 }
 
-#[test]
-fn gradients_match_finite_differences_of_the_loss() {
+/// Compares gradients of parameter tensor `index` (only of `layer`, where one is given) with differences of the loss.
+fn check_gradient(index: usize, layer: Option<usize>) {
     let (x, y) = batch(2 * 7, 3);
     let mut model = tiny(2, Options::training(2, 7));
     model.forward_backward(&x, &y, false, 1.0 / 14.0).unwrap();
-    let analytic = grads(&model);
-    for (i, info) in PARAMS.iter().enumerate() {
-        let tensor = model.params()[i].clone();
-        let n = if i == param::WTE { 29 * 48 } else { tensor.numel() };
-        let largest = analytic[i].iter().fold(0f32, |m, g| m.max(g.abs()));
-        assert!(largest > 0.0, "{} has no gradient at all", info.name);
-        for k in 0..6 {
-            let at = (k * 7919 + 13 * i) % n;
-            let element = tensor.view(&[tensor.numel()]).unwrap().slice(at, &[1]).unwrap();
-            let old = element.read_f32().unwrap()[0];
-            let mut losses = [0f32; 14];
-            let mut loss = |v: f32| {
-                element.write_f32(&[v]).unwrap();
-                model.row_losses(&x, &y, &mut losses).unwrap();
-                losses.iter().map(|&l| f64::from(l)).sum::<f64>() / 14.0
-            };
-            // Richardson's extrapolation removes the h^2 term; the rest is the noise of f32 losses, about 1e-6, over h.
-            let mut central = |h: f32| (loss(old + h) - loss(old - h)) / f64::from((old + h) - (old - h));
-            let difference = (4.0 * central(2e-3) - central(4e-3)) / 3.0;
-            element.write_f32(&[old]).unwrap();
-            let got = f64::from(analytic[i][at]);
-            let bound = 3e-3 * f64::from(largest) + 2e-3;
-            assert!((difference - got).abs() < bound, "{}[{at}]: {got} against {difference}", info.name);
-        }
+    let part = |t: &Tensor| layer.map_or(t.clone(), |l| t.index(l).unwrap());
+    let (tensor, name) = (part(&model.params()[index]), PARAMS[index].name);
+    let analytic = part(&model.grads()[index]).read_f32().unwrap();
+    let n = if index == param::WTE { 29 * 48 } else { tensor.numel() };
+    let largest = analytic.iter().fold(0f32, |m, g| m.max(g.abs()));
+    assert!(largest > 0.0, "{name} has no gradient at all");
+    let flat = tensor.view(&[tensor.numel()]).unwrap();
+    for k in 0..6 {
+        let at = (k * 7919 + 13 * index) % n;
+        let element = flat.slice(at, &[1]).unwrap();
+        let old = element.read_f32().unwrap()[0];
+        let mut losses = [0f32; 14];
+        let mut loss = |v: f32| {
+            element.write_f32(&[v]).unwrap();
+            model.row_losses(&x, &y, &mut losses).unwrap();
+            losses.iter().map(|&l| f64::from(l)).sum::<f64>() / 14.0
+        };
+        // Richardson's extrapolation removes the h^2 term; the rest is the noise of f32 losses, about 1e-6, over h.
+        let mut central = |h: f32| (loss(old + h) - loss(old - h)) / f64::from((old + h) - (old - h));
+        let difference = (4.0 * central(2e-3) - central(4e-3)) / 3.0;
+        element.write_f32(&[old]).unwrap();
+        let got = f64::from(analytic[at]);
+        let bound = 3e-3 * f64::from(largest) + 2e-3;
+        assert!((difference - got).abs() < bound, "{name}[{at}]: {got} against {difference}");
+    }
+}
+
+#[test]
+fn gradients_match_finite_differences_of_the_loss() {
+    (0..PARAMS.len()).for_each(|index| check_gradient(index, None));
+}
+
+#[test]
+fn bug_11_the_skip_connection_carries_the_gradient_to_the_first_layer() {
+    for index in [param::FCPROJW, param::FCPROJB, param::ATTPROJW, param::ATTPROJB] {
+        check_gradient(index, Some(0));
+    }
+    // The published fault let block gradients fade a millionfold towards the input.
+    let (x, y) = batch(14, 3);
+    let mut model = tiny(2, Options::training(2, 7));
+    model.forward_backward(&x, &y, false, 1.0 / 14.0).unwrap();
+    let norm = |l: usize| {
+        let layer = model.grads()[param::FCPROJW].index(l).unwrap().read_f32().unwrap();
+        layer.iter().map(|g| g * g).sum::<f32>().sqrt()
+    };
+    let ratio = norm(0) / norm(1);
+    assert!((0.1..10.0).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn bug_12_the_gelu_derivative_belongs_to_the_hidden_layers_gradient() {
+    for index in [param::FCW, param::FCB, param::LN2W, param::LN2B] {
+        check_gradient(index, Some(0));
+        check_gradient(index, Some(1));
+    }
+}
+
+#[test]
+fn bug_13_the_first_layernorm_is_differentiated_at_its_input() {
+    for index in [param::LN1W, param::LN1B, param::WTE, param::WPE] {
+        check_gradient(index, PARAMS[index].stacked.then_some(0));
+    }
+}
+
+#[test]
+fn bug_15_each_layer_differentiates_its_own_attention() {
+    for layer in 0..2 {
+        check_gradient(param::QKVW, Some(layer));
+        check_gradient(param::QKVB, Some(layer));
     }
 }
 
