@@ -16,7 +16,7 @@ pub(super) use self::layout::Layout;
 use super::{Backward, Forward, ForwardBackward, Head};
 use crate::cpu::disjoint::Disjoint;
 use crate::cpu::element::with_element;
-use crate::cpu::gemm::{Epilogue, MatRef, gemm};
+use crate::cpu::gemm::{MatRef, gemm};
 use crate::cpu::{Cpu, Element};
 use crate::{DType, Result, Tensor};
 
@@ -194,7 +194,7 @@ impl<'a> Walk<'a> {
     ) {
         let (width, d) = (columns.len(), self.inputs.d);
         let (tile, weight) = (MatRef::new(tile, ld, 1), self.inputs.weight(columns).at(0));
-        gemm(self.cpu, rows, d, width, tile, weight, dhidden, d, accumulate, Epilogue::None);
+        gemm(self.cpu, rows, d, width, tile, weight, dhidden, d, accumulate);
     }
 
     /// `tile^T @ hidden` into `dweight` when that is f32, else into `sums`. `first` begins a new sum.
@@ -217,7 +217,7 @@ impl<'a> Walk<'a> {
         } else {
             (&mut sums[..width * d], !first)
         };
-        gemm(self.cpu, width, d, rows, tile, hidden, out, d, accumulate, Epilogue::None);
+        gemm(self.cpu, width, d, rows, tile, hidden, out, d, accumulate);
     }
 
     /// Rounds a finished tile of `dweight` into its 16-bit place.
@@ -259,7 +259,7 @@ impl<'a> Walk<'a> {
                 let hidden = self.inputs.hidden(block.clone(), buffers.gather).at(0);
                 let tile = &mut *buffers.logits;
                 let weight = self.inputs.weight(columns.clone()).transposed_at(0);
-                gemm(self.cpu, block.len(), columns.len(), d, hidden, weight, tile, ld, false, Epilogue::None);
+                gemm(self.cpu, block.len(), columns.len(), d, hidden, weight, tile, ld, false);
                 let (shift, scale) = (&buffers.shift[block.clone()], &buffers.scale[block.clone()]);
                 self.gradient(&block, columns.clone(), tile, shift, scale, to.dloss);
                 if let Some(sums) = &mut dhidden {

@@ -6,13 +6,10 @@
 //!
 //! What siblings may use:
 //! - [`gemm`]: f32 output, all threads. [`product`]: any output type, fused [`Finish`] steps, scaling.
-//! - [`serial`]: the same product in the calling thread, with the caller's scratch ([`serial_floats`]): for use inside a task of the pool.
 //! - [`packed_a_floats`], [`pack_a`], [`packed_b_floats`], [`pack_b`], [`multiply_packed`]: pack once, multiply often, inside a task.
 //!
 //! Each element of C is a sum over blocks of K that depend on `k` alone, each block one chain of multiply-adds: the same bits for any number
 //! of threads. A zero times an infinity or NaN is not skipped.
-
-#![allow(dead_code)] // until every op uses what is offered here
 
 mod block;
 mod finish;
@@ -28,7 +25,7 @@ use memmap2::MmapMut;
 use tilewright_core::DType;
 
 use super::{Cpu, Element, Isa};
-use block::{A_FLOATS, B_FLOATS, Block, KC, Operand, Panels, k_step};
+use block::{A_FLOATS, B_FLOATS, Block, Operand, Panels, k_step};
 pub(crate) use finish::{Finish, MatMut};
 use kernel::Kernel;
 use pack::{View, panel_floats};
@@ -155,15 +152,6 @@ impl Buffers {
     }
 }
 
-/// What happens to a finished element of the product before it is stored.
-#[derive(Clone, Copy)]
-pub(crate) enum Epilogue<'a> {
-    /// Nothing.
-    None,
-    /// Adds `bias[column]`.
-    Bias(&'a [f32]),
-}
-
 /// A product and all that is fused with it: `out (+)= finish(alpha * a (m, k) @ b (k, n))`.
 pub(crate) struct Product<'a> {
     pub(crate) m: usize,
@@ -215,14 +203,9 @@ pub(crate) fn gemm(
     out: &mut [f32],
     ldc: usize,
     accumulate: bool,
-    epilogue: Epilogue<'_>,
 ) {
-    let bias = match epilogue {
-        Epilogue::None => None,
-        Epilogue::Bias(bias) => Some(MatRef::new(bias, 0, 1)),
-    };
-    let finish = Finish { bias, ..Finish::default() };
-    product(cpu, &Product { m, n, k, a, b, out: MatMut::new(out, ldc), accumulate, alpha: 1.0, finish });
+    let (out, finish) = (MatMut::new(out, ldc), Finish::default());
+    product(cpu, &Product { m, n, k, a, b, out, accumulate, alpha: 1.0, finish });
 }
 
 /// Runs a product on all threads.
@@ -236,49 +219,6 @@ pub(crate) fn product(cpu: &Cpu, p: &Product<'_>) {
     }
     let mut scratch = cpu.scratch();
     parallel::run(cpu, p, scratch.buffers());
-}
-
-/// Floats of scratch that [`serial`] wants for products up to these dimensions.
-pub(crate) fn serial_floats(isa: Isa, m: usize, n: usize, k: usize) -> usize {
-    let kernel = Kernel::new(isa);
-    let (a, b) = serial_parts(kernel, m, n, k);
-    a + b
-}
-
-fn serial_parts(kernel: Kernel, m: usize, n: usize, k: usize) -> (usize, usize) {
-    let step = k.next_multiple_of(16).clamp(16, KC);
-    let a = m.div_ceil(kernel.mr).max(1) * panel_floats(kernel.mr, step);
-    let b = n.div_ceil(kernel.nr).max(1) * panel_floats(kernel.nr, step);
-    (a.min(A_FLOATS), b.min(B_FLOATS))
-}
-
-/// `out (m, n) (+)= alpha * a (m, k) @ b (k, n)` in the calling thread. `scratch` holds at least [`serial_floats`] of dimensions no smaller
-/// than these.
-///
-/// # Panics
-/// When a matrix or the scratch is too short.
-pub(crate) fn serial(
-    isa: Isa,
-    scratch: &mut [f32],
-    m: usize,
-    n: usize,
-    k: usize,
-    a: MatRef<'_>,
-    b: MatRef<'_>,
-    out: &mut [f32],
-    ldc: usize,
-    accumulate: bool,
-    alpha: f32,
-) {
-    let out = MatMut::new(out, ldc);
-    let p = Product { m, n, k, a, b, out, accumulate, alpha, finish: Finish::default() };
-    p.check();
-    let kernel = Kernel::new(isa);
-    let (a_floats, b_floats) = serial_parts(kernel, m, n, k);
-    assert!(scratch.len() >= a_floats + b_floats, "the scratch of a serial matrix product is too short");
-    let (a_scratch, b_scratch) = scratch.split_at_mut(a_floats);
-    // SAFETY: checked above.
-    unsafe { serial_unchecked(kernel, &p, a_scratch, &mut b_scratch[..b_floats], &mut []) }
 }
 
 /// # Safety

@@ -29,9 +29,10 @@ fn check(cpu: &Cpu, m: usize, n: usize, k: usize, layouts: (usize, usize), accum
     let ldc = n + 2;
     let before = if accumulate { rng.normals(m * ldc, 1.0) } else { vec![f32::NAN; m * ldc] };
     let mut out = before.clone();
-    let epilogue = if bias { Epilogue::Bias(&bias_values) } else { Epilogue::None };
-    let (ma, mb) = (MatRef::new(&a, ars, acs), MatRef::new(&b, brs, bcs));
-    gemm(cpu, m, n, k, ma, mb, &mut out, ldc, accumulate, epilogue);
+    let finish = Finish { bias: bias.then(|| MatRef::new(&bias_values, 0, 1)), ..Finish::default() };
+    let (a_view, b_view) = (MatRef::new(&a, ars, acs), MatRef::new(&b, brs, bcs));
+    let view = MatMut::new(&mut out, ldc);
+    product(cpu, &Product { m, n, k, a: a_view, b: b_view, out: view, accumulate, alpha: 1.0, finish });
     for i in 0..m {
         for j in 0..ldc {
             let got = out[i * ldc + j];
@@ -120,18 +121,18 @@ fn product_in_f64(a: &[f32], b: &[f32], m: usize, n: usize, k: usize) -> Vec<f64
 }
 
 #[test]
-fn the_serial_form_scales_and_accumulates_with_the_smallest_scratch() {
+fn a_scaled_product_accumulates() {
     let mut rng = Random::new(5);
-    for isa in Isa::available() {
+    for cpu in cpus() {
         for (m, n, k) in [(1, 1, 1), (9, 64, 64), (64, 64, 3), (33, 300, 401), (300, 20, 770)] {
             let (a, b, before) = (rng.normals(m * k, 1.0), rng.normals(k * n, 1.0), rng.normals(m * n, 1.0));
-            let mut scratch = vec![f32::NAN; serial_floats(isa, m, n, k)];
             let mut out = before.clone();
-            let (ma, mb) = (MatRef::new(&a, k, 1), MatRef::new(&b, n, 1));
-            serial(isa, &mut scratch, m, n, k, ma, mb, &mut out, n, true, -0.5);
+            let (a_view, b_view) = (MatRef::new(&a, k, 1), MatRef::new(&b, n, 1));
+            let (view, finish) = (MatMut::new(&mut out, n), Finish::default());
+            product(&cpu, &Product { m, n, k, a: a_view, b: b_view, out: view, accumulate: true, alpha: -0.5, finish });
             for ((got, want), before) in out.iter().zip(product_in_f64(&a, &b, m, n, k)).zip(before) {
                 let want = f64::from(before) - 0.5 * want;
-                assert!((f64::from(*got) - want).abs() < 1e-4, "{}: {m} {n} {k}: {got} {want}", isa.name());
+                assert!((f64::from(*got) - want).abs() < 1e-4, "{}: {m} {n} {k}: {got} {want}", cpu.isa().name());
             }
         }
     }
@@ -171,7 +172,7 @@ fn scratch_is_as_large_as_reported() {
 fn a_short_operand_is_refused() {
     let cpu = Cpu::new(1, Isa::detect());
     let (a, b, mut out) = ([0.0f32; 12], [0.0f32; 19], [0.0f32; 15]);
-    gemm(&cpu, 3, 5, 4, MatRef::new(&a, 4, 1), MatRef::new(&b, 5, 1), &mut out, 5, false, Epilogue::None);
+    gemm(&cpu, 3, 5, 4, MatRef::new(&a, 4, 1), MatRef::new(&b, 5, 1), &mut out, 5, false);
 }
 
 #[test]
@@ -183,7 +184,7 @@ fn the_bits_do_not_depend_on_the_number_of_threads() {
         for threads in [1, 2, 3, 5, 16] {
             let cpu = Cpu::new(threads, Isa::detect());
             let mut out = vec![f32::NAN; m * n];
-            gemm(&cpu, m, n, k, MatRef::new(&a, k, 1), MatRef::new(&b, 1, k), &mut out, n, false, Epilogue::None);
+            gemm(&cpu, m, n, k, MatRef::new(&a, k, 1), MatRef::new(&b, 1, k), &mut out, n, false);
             let bits: Vec<u32> = out.iter().map(|x| x.to_bits()).collect();
             assert!(*first.get_or_insert_with(|| bits.clone()) == bits, "{m} {n} {k}: {threads} threads");
         }
@@ -202,7 +203,7 @@ fn narrow<T: Element>() {
         for (ars, acs, brs, bcs) in [(k, 1, n, 1), (k, 1, 1, k), (1, m, n, 1), (1, m, 1, k)] {
             let run = |a: MatRef<'_>, b: MatRef<'_>| {
                 let mut out = vec![f32::NAN; m * n];
-                gemm(&cpu, m, n, k, a, b, &mut out, n, false, Epilogue::None);
+                gemm(&cpu, m, n, k, a, b, &mut out, n, false);
                 out
             };
             let got = run(MatRef::new(&a, ars, acs), MatRef::new(&b, brs, bcs));
@@ -245,7 +246,7 @@ fn a_shared_operand_larger_than_its_buffer_is_taken_in_parts() {
     let b: Vec<f32> = (0..n * k).map(|i| ((i / k) % 7) as f32).collect();
     let right = |i: usize, j: usize| (k * (i % 5) * (j % 7)) as f32;
     let mut out = vec![f32::NAN; m * n];
-    gemm(&cpu, m, n, k, MatRef::new(&a, k, 1), MatRef::new(&b, 1, k), &mut out, n, false, Epilogue::None);
+    gemm(&cpu, m, n, k, MatRef::new(&a, k, 1), MatRef::new(&b, 1, k), &mut out, n, false);
     assert!((0..m * n).all(|at| out[at] == right(at / n, at % n)));
     let mut narrow = vec![f16::from_f32(f32::NAN); m * n];
     let (ma, mb, out) = (MatRef::new(&a, k, 1), MatRef::new(&b, 1, k), MatMut::new(&mut narrow, n));
@@ -266,7 +267,7 @@ fn nan_and_infinity_propagate_through_zeros() {
                 let b: Vec<f32> =
                     if columns_first { (0..n * k).map(|i| b[i % k * n + i / k]).collect() } else { b.clone() };
                 let mb = if columns_first { MatRef::new(&b, 1, k) } else { MatRef::new(&b, n, 1) };
-                gemm(&cpu, m, n, k, MatRef::new(&a, k, 1), mb, &mut out, n, false, Epilogue::None);
+                gemm(&cpu, m, n, k, MatRef::new(&a, k, 1), mb, &mut out, n, false);
                 assert!(out[..n].iter().all(|x| x.is_nan()), "row 0 meets the NaN");
                 assert!((0..m).all(|i| out[i * n + 9].is_nan()), "column 9 meets the infinity");
                 assert!(m == 1 || out[n] == 0.0);

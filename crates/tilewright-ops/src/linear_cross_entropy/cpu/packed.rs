@@ -7,7 +7,7 @@ use super::layout::Buffers;
 use super::{Gradients, Walk, kernels};
 use crate::DType;
 use crate::cpu::disjoint::Disjoint;
-use crate::cpu::gemm::{Epilogue, MatRef, gemm, multiply_packed, pack_a, pack_b, packed_a_floats, packed_b_floats};
+use crate::cpu::gemm::{MatRef, gemm, multiply_packed, pack_a, pack_b, packed_a_floats, packed_b_floats};
 
 impl Walk<'_> {
     /// Fills `max`, `sum` and `target` for a block of rows; keeps its logits, and its hidden rows as a right operand, when asked to.
@@ -126,7 +126,7 @@ impl Walk<'_> {
             }
             let tile = MatRef::new(&buffers.logits[columns.start..], layout.ld, 1);
             let weight = inputs.weight(columns.clone()).at(0);
-            gemm(self.cpu, rows, d, columns.len(), tile, weight, dhidden, d, start > 0, Epilogue::None);
+            gemm(self.cpu, rows, d, columns.len(), tile, weight, dhidden, d, start > 0);
         }
     }
 }
