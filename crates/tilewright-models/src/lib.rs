@@ -2,6 +2,7 @@
 //! device is, the planner's null device included.
 
 pub mod gpt2;
+pub mod laya;
 pub mod plan;
 
 pub use gpt2::{AdamW, Decoder, Gpt2, Options, Recompute};
