@@ -11,6 +11,7 @@
 //! | [`attention`] | flash attention, forward, backward and one-token decoding |
 //! | [`gelu`] | GELU, tanh and exact, forward and backward |
 //! | [`embedding`] | token and position embedding, deterministic backward |
+//! | [`linear`] | linear layers of inference: weights packed once, resident in f32, bf16 or f16 |
 //! | [`linear_cross_entropy`] | the loss of a language model without the `(N, V)` logits |
 //! | [`global_norm`] | the L2 norm over many tensors |
 //! | [`adamw`] | AdamW with clipping, weight decay, master weights and stochastic rounding |
@@ -26,6 +27,7 @@ pub mod embedding;
 pub mod gelu;
 pub mod global_norm;
 pub mod layernorm;
+pub mod linear;
 pub mod linear_cross_entropy;
 pub mod matmul;
 pub mod null;

@@ -67,6 +67,15 @@ impl Isa {
     }
 }
 
+/// Whether this machine has AVX512-BF16, beside AVX-512.
+pub(crate) fn detect_bf16_dot() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let has = is_x86_feature_detected!("avx512bf16");
+    #[cfg(not(target_arch = "x86_64"))]
+    let has = false;
+    has
+}
+
 /// Compiles one inlined body once an instruction set and calls the one that fits. The body is plain Rust over slices, written so that the
 /// compiler vectorises it; only the target features differ, so all paths round alike unless the body asks for a fused multiply-add.
 ///

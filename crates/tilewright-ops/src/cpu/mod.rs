@@ -20,6 +20,7 @@ use pool::ThreadPool;
 pub struct Cpu {
     pool: ThreadPool,
     isa: Isa,
+    bf16_dot: bool,
     live: Cell<usize>,
     scratch: RefCell<gemm::Scratch>,
 }
@@ -40,6 +41,7 @@ impl Cpu {
         Cpu {
             pool: ThreadPool::new(threads),
             isa,
+            bf16_dot: isa == Isa::Avx512 && isa::detect_bf16_dot(),
             live: Cell::new(0),
             scratch: RefCell::new(gemm::Scratch::new(threads)),
         }
@@ -63,6 +65,16 @@ impl Cpu {
     /// The instruction set of the kernels.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// Whether kernels may use the processor's dot product of pairs of bf16 (AVX512-BF16).
+    pub fn has_bf16_dot(&self) -> bool {
+        self.bf16_dot
+    }
+
+    /// The same CPU as a processor without AVX512-BF16 would be.
+    pub fn without_bf16_dot(self) -> Self {
+        Cpu { bf16_dot: false, ..self }
     }
 
     /// Bytes of arenas alive on this device.

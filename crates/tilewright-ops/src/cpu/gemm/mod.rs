@@ -20,6 +20,7 @@ mod parallel;
 mod tests;
 
 use std::marker::PhantomData;
+use std::sync::atomic::AtomicU64;
 
 use memmap2::MmapMut;
 use tilewright_core::DType;
@@ -27,7 +28,7 @@ use tilewright_core::DType;
 use super::{Cpu, Element, Isa};
 use block::{A_FLOATS, B_FLOATS, Block, Operand, Panels, k_step};
 pub(crate) use finish::{Finish, MatMut};
-use kernel::Kernel;
+pub(crate) use kernel::Kernel;
 use pack::{View, panel_floats};
 
 /// A matrix operand: `data[i * row_stride + j * col_stride]`, in any float type.
@@ -96,9 +97,15 @@ const THREAD_FLOATS: usize = (A_FLOATS + B_FLOATS + TILE_FLOATS).next_multiple_o
 /// The packing buffers of one CPU device; constant size.
 pub(crate) struct Scratch {
     map: MmapMut,
+    /// What the buffer of each thread holds, for kernels that pack there once and multiply in several tasks.
+    marks: Box<[AtomicU64]>,
+    next_mark: u64,
 }
 
 impl Scratch {
+    /// Floats of the buffer of one thread.
+    pub(crate) const THREAD_FLOATS: usize = THREAD_FLOATS;
+
     pub(crate) fn bytes(threads: usize) -> usize {
         (SHARED_FLOATS + threads.max(1) * THREAD_FLOATS) * size_of::<f32>()
     }
@@ -114,7 +121,20 @@ impl Scratch {
         #[cfg(target_os = "linux")]
         // A hint only.
         let _ = map.advise(memmap2::Advice::HugePage);
-        Scratch { map }
+        let marks = (0..threads.max(1)).map(|_| AtomicU64::new(0)).collect();
+        Scratch { map, marks, next_mark: 1 }
+    }
+
+    /// Takes `count` marks that no thread's buffer bears yet; the first is returned.
+    pub(crate) fn marks(&mut self, count: usize) -> u64 {
+        let first = self.next_mark;
+        self.next_mark += count as u64;
+        first
+    }
+
+    /// The buffers of the threads, for tasks that divide them in their own way.
+    pub(crate) fn workers(&mut self) -> WorkerBuffers<'_> {
+        WorkerBuffers { buffers: Buffers { ptr: self.map.as_mut_ptr().cast() }, marks: &self.marks }
     }
 
     fn buffers(&mut self) -> Buffers {
@@ -149,6 +169,27 @@ impl Buffers {
         let (a, rest) = all.split_at_mut(A_FLOATS);
         let (b, tile) = rest.split_at_mut(B_FLOATS);
         (a, b, tile)
+    }
+}
+
+/// The buffers of the threads, each with the mark of what it holds.
+pub(crate) struct WorkerBuffers<'a> {
+    buffers: Buffers,
+    marks: &'a [AtomicU64],
+}
+
+impl WorkerBuffers<'_> {
+    /// The whole buffer of a thread and its mark.
+    ///
+    /// # Safety
+    /// Only the task that runs as `worker` may hold it.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn of_worker(&self, worker: usize) -> (&mut [f32], &AtomicU64) {
+        // SAFETY: as in `Buffers::of_worker`.
+        let all = unsafe {
+            std::slice::from_raw_parts_mut(self.buffers.ptr.add(SHARED_FLOATS + worker * THREAD_FLOATS), THREAD_FLOATS)
+        };
+        (all, &self.marks[worker])
     }
 }
 

@@ -15,19 +15,19 @@ use crate::cpu::Isa;
 /// Arguments: `kc, a, b, c, ldc, rows, cols, alpha, add`. `a` is a packed panel (`kc` groups of `mr` floats), `b` likewise with `nr`. Only
 /// `rows x cols` elements of `c` are read or written. Every element is one chain of multiply-adds in the order of `k`, wherever in the tile
 /// it lies, so the way a product is cut into tiles does not change its bits.
-pub(super) type Micro = unsafe fn(usize, *const f32, *const f32, *mut f32, usize, usize, usize, f32, bool);
+pub(crate) type Micro = unsafe fn(usize, *const f32, *const f32, *mut f32, usize, usize, usize, f32, bool);
 
 /// A micro-kernel and the shape of its tile.
 #[derive(Clone, Copy)]
-pub(super) struct Kernel {
-    pub(super) isa: Isa,
-    pub(super) mr: usize,
-    pub(super) nr: usize,
-    pub(super) micro: Micro,
+pub(crate) struct Kernel {
+    pub(crate) isa: Isa,
+    pub(crate) mr: usize,
+    pub(crate) nr: usize,
+    pub(crate) micro: Micro,
 }
 
 impl Kernel {
-    pub(super) fn new(isa: Isa) -> Kernel {
+    pub(crate) fn new(isa: Isa) -> Kernel {
         match isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => Kernel { isa, mr: avx512::MR, nr: avx512::NR, micro: avx512::micro },

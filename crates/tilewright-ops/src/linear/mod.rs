@@ -1,0 +1,104 @@
+//! Linear layers of inference: weights packed once into the order in which the kernels read them, and kept as f32, bf16 or f16.
+//!
+//! `out (M, N) = activation(x (M, K) @ weight (N, K)^T + bias (N)) + residual (M, N)`; with [`Activation::Geglu`], whose weight is packed as
+//! [`Layout::Gated`], `out (M, N/2) = gelu(a) * b + residual`, where `a` is the first half of the columns of the product and `b` the last, and
+//! gelu is the exact one. `x`, `bias`, `residual` and `out` are f32 and leading dimensions fold into `M`.
+//!
+//! What the precision of the weight means, on every instruction set:
+//!
+//! | precision | weight | x | products and sums |
+//! |---|---|---|---|
+//! | f32 | as given | as given | f32 |
+//! | f16 | rounded to f16 | as given | f32 |
+//! | bf16 | rounded to bf16 | rounded to bf16 | exact products, f32 sums |
+//!
+//! Processors with AVX512-BF16 multiply bf16 in hardware, in pairs: a sum of two products is added to each partial sum, denormal numbers count as
+//! zero, and the bits therefore differ from those of other instruction sets by rounding, as f32 bits also do.
+//!
+//! **Batch invariance.** A row of `out` has the same bits whatever `M` is, wherever the row stands, and for any number of threads: every element is
+//! a sum over blocks of K which depend on K alone, each block one chain of multiply-adds.
+
+mod cpu;
+#[cfg(test)]
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+mod weight;
+
+use tilewright_core::{DType, Error, Result};
+
+use crate::check::Check;
+use crate::gelu::Gelu;
+use crate::{Device, Tensor};
+pub use weight::{Layout, Weight};
+
+/// What is applied to the product and its bias.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Activation {
+    /// The identity.
+    None,
+    /// GELU.
+    Gelu(Gelu),
+    /// `max(x, 0)`.
+    Relu,
+    /// `gelu(a) * b` with the exact GELU, of a weight packed as [`Layout::Gated`].
+    Geglu,
+}
+
+/// `out = activation(x @ weight^T + bias) + residual`.
+pub struct Forward<'a> {
+    /// `(M, K)` f32, read.
+    pub x: &'a Tensor,
+    /// `(N, K)`, packed.
+    pub weight: &'a Weight,
+    /// `(N)` f32, read.
+    pub bias: Option<&'a Tensor>,
+    /// Applied to the product and its bias.
+    pub activation: Activation,
+    /// Of the shape of `out`, f32, read; added last. May be the same memory as `out`.
+    pub residual: Option<&'a Tensor>,
+    /// `(M, N)` f32, or `(M, N/2)` for [`Activation::Geglu`], `=`.
+    pub out: &'a Tensor,
+}
+
+/// Runs [`Forward`].
+pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
+    let Forward { x, weight, bias, activation, residual, out } = *args;
+    let check = Check::new("linear.forward", device);
+    let (n, k) = weight.shape();
+    let m = x.shape().as_matrix().0;
+    matrix(&check, "x", x, m, k)?;
+    check.on_device("weight", weight.memory())?;
+    check.argument((activation == Activation::Geglu) == (weight.layout() == Layout::Gated), || {
+        "`Activation::Geglu` and a weight packed as `Layout::Gated` go together; pack the weight as `Plain` for other activations".into()
+    })?;
+    let columns = if activation == Activation::Geglu { n / 2 } else { n };
+    if let Some(bias) = bias {
+        check.typed("bias", bias, DType::F32, &[n])?;
+    }
+    if let Some(residual) = residual {
+        matrix(&check, "residual", residual, m, columns)?;
+    }
+    matrix(&check, "out", out, m, columns)?;
+    let mut inputs = vec![("x", x), ("weight", weight.memory())];
+    inputs.extend(bias.map(|t| ("bias", t)));
+    inputs.extend(residual.filter(|t| !t.same_memory(out)).map(|t| ("residual", t)));
+    check.disjoint(&[("out", out)], &inputs)?;
+    match device {
+        Device::Cpu(cpu) => cpu::forward(cpu, args, m),
+        Device::Null(null) => {
+            let moved: usize = inputs.iter().map(|(_, t)| t.bytes()).sum();
+            let again = residual.map_or(0, |t| if t.same_memory(out) { t.bytes() } else { 0 });
+            null.record(check.op, 2 * m as u64 * n as u64 * k as u64, (moved + again + out.bytes()) as u64);
+        }
+    }
+    Ok(())
+}
+
+/// An f32 matrix of the call.
+fn matrix(check: &Check<'_>, what: &'static str, t: &Tensor, rows: usize, cols: usize) -> Result<()> {
+    if t.dtype() != DType::F32 {
+        return Err(Error::DType { op: check.op, what, got: t.dtype(), want: "f32".into() });
+    }
+    check.matrix(what, t, rows, cols)
+}
