@@ -57,6 +57,14 @@ pub enum Error {
         /// The other argument.
         other: &'static str,
     },
+    /// A call would write to a tensor that cannot be written.
+    #[error("{op}: `{what}` lies in a mapped file and is read-only; give the call a slot of an arena to write to")]
+    ReadOnly {
+        /// The op or function.
+        op: &'static str,
+        /// The argument.
+        what: &'static str,
+    },
     /// A scalar argument is out of its range.
     #[error("{op}: {what}")]
     Argument {

@@ -78,14 +78,17 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// No output shares memory with another output or with an input. Arguments that may be updated in place are left out of `inputs` by
-    /// the caller, whose contract says so.
+    /// No output shares memory with another output or with an input, and all can be written. Arguments that may be updated in place are
+    /// left out of `inputs` by the caller, whose contract says so.
     pub(crate) fn disjoint(
         &self,
         outputs: &[(&'static str, &Tensor)],
         inputs: &[(&'static str, &Tensor)],
     ) -> Result<()> {
         for (i, (output, o)) in outputs.iter().enumerate() {
+            if o.is_read_only() {
+                return Err(Error::ReadOnly { op: self.op, what: output });
+            }
             for (other, t) in outputs[i + 1..].iter().chain(inputs) {
                 if o.overlaps(t) {
                     return Err(Error::Overlap { op: self.op, output, other });

@@ -12,6 +12,8 @@
 //! | [`gelu`] | GELU, tanh and exact, forward and backward |
 //! | [`embedding`] | token and position embedding, deterministic backward |
 //! | [`linear`] | linear layers of inference: weights packed once, resident in f32, bf16 or f16 |
+//! | [`gather`] | rows of a table, also of one in a mapped file |
+//! | [`rope`] | rotary position embedding, half rotation |
 //! | [`linear_cross_entropy`] | the loss of a language model without the `(N, V)` logits |
 //! | [`global_norm`] | the L2 norm over many tensors |
 //! | [`adamw`] | AdamW with clipping, weight decay, master weights and stochastic rounding |
@@ -24,13 +26,16 @@ mod check;
 pub mod cpu;
 pub mod device;
 pub mod embedding;
+pub mod gather;
 pub mod gelu;
 pub mod global_norm;
 pub mod layernorm;
 pub mod linear;
 pub mod linear_cross_entropy;
+pub mod mapped;
 pub mod matmul;
 pub mod null;
+pub mod rope;
 pub mod sampling;
 pub mod tensor;
 
@@ -39,5 +44,6 @@ pub(crate) mod testing;
 
 pub use arena::{Arena, Plan, Slot};
 pub use device::Device;
+pub use mapped::MappedFile;
 pub use tensor::Tensor;
 pub use tilewright_core::{DType, Error, Result, Shape};

@@ -8,12 +8,15 @@ use tilewright_core::{DType, Error, Result, Shape, bf16, f16};
 use crate::Device;
 use crate::cpu::Element;
 use crate::cpu::buffer::CpuBuffer;
+use crate::mapped::MappedFile;
 use crate::null::Null;
 
 /// The memory behind an arena.
 #[derive(Clone)]
 pub(crate) enum Storage {
     Cpu(Rc<CpuBuffer>),
+    /// A file on the CPU, read only.
+    Mapped(Rc<MappedFile>),
     Null(Rc<NullBuffer>),
 }
 
@@ -67,6 +70,34 @@ impl Tensor {
         let t = Tensor::zeros(device, DType::I32, shape)?;
         t.write_i32(values)?;
         Ok(t)
+    }
+
+    /// A read-only tensor that is part of a file in memory, `shape` elements of `dtype` from byte `offset` of the file on. Nothing is read or
+    /// copied before an op asks for it; the tensor keeps the file mapped, and its bytes count as no arena's. On a null device it takes
+    /// nothing at all.
+    ///
+    /// # Errors
+    /// [`Error::Format`] when the file does not reach that far, or when the elements would not lie at multiples of their size: copy those
+    /// into an arena with [`MappedFile::bytes`] and [`Tensor::write_bytes`].
+    pub fn mapped(
+        device: &Device,
+        file: &Rc<MappedFile>,
+        offset: usize,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<Self> {
+        let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        file.check_range(offset, elements, dtype)?;
+        let storage = match device {
+            Device::Cpu(_) => Storage::Mapped(file.clone()),
+            Device::Null(null) => Storage::Null(Rc::new(NullBuffer { device: null.clone(), bytes: 0 })),
+        };
+        Ok(Tensor::from_parts(storage, device.clone(), offset, dtype, Shape::new(shape)))
+    }
+
+    /// Whether it can only be read: part of a mapped file.
+    pub fn is_read_only(&self) -> bool {
+        matches!(self.storage, Storage::Mapped(_))
     }
 
     /// The storage type.
@@ -146,6 +177,7 @@ impl Tensor {
     pub fn overlaps(&self, other: &Tensor) -> bool {
         let same = match (&self.storage, &other.storage) {
             (Storage::Cpu(a), Storage::Cpu(b)) => Rc::ptr_eq(a, b),
+            (Storage::Mapped(a), Storage::Mapped(b)) => Rc::ptr_eq(a, b),
             (Storage::Null(a), Storage::Null(b)) => Rc::ptr_eq(a, b),
             _ => false,
         };
@@ -172,9 +204,9 @@ impl Tensor {
         self.check_len("tensor.read_f32", out.len())?;
         match (&self.storage, self.dtype) {
             (Storage::Null(_), d) if d.is_float() => out.fill(0.0),
-            (Storage::Cpu(_), DType::F32) => self.load::<f32>(out),
-            (Storage::Cpu(_), DType::F16) => self.load::<f16>(out),
-            (Storage::Cpu(_), DType::BF16) => self.load::<bf16>(out),
+            (Storage::Cpu(_) | Storage::Mapped(_), DType::F32) => self.load::<f32>(out),
+            (Storage::Cpu(_) | Storage::Mapped(_), DType::F16) => self.load::<f16>(out),
+            (Storage::Cpu(_) | Storage::Mapped(_), DType::BF16) => self.load::<bf16>(out),
             (_, got) => {
                 return Err(Error::DType { op: "tensor.read_f32", what: "self", got, want: "a float type".into() });
             }
@@ -184,6 +216,7 @@ impl Tensor {
 
     /// Fills the tensor from f32 values, rounding to nearest even where it is stored in fewer bits.
     pub fn write_f32(&self, values: &[f32]) -> Result<()> {
+        self.check_writable("tensor.write_f32")?;
         self.check_len("tensor.write_f32", values.len())?;
         match (&self.storage, self.dtype) {
             (Storage::Null(_), d) if d.is_float() => {}
@@ -203,12 +236,13 @@ impl Tensor {
         Ok(match &self.storage {
             Storage::Null(_) => vec![0; self.numel()],
             // SAFETY: the dtype is I32, and no op is running (a tensor is not `Send`).
-            Storage::Cpu(_) => unsafe { self.slice_of::<i32>() }.to_vec(),
+            Storage::Cpu(_) | Storage::Mapped(_) => unsafe { self.slice_of::<i32>() }.to_vec(),
         })
     }
 
     /// Fills the tensor with i32 values.
     pub fn write_i32(&self, values: &[i32]) -> Result<()> {
+        self.check_writable("tensor.write_i32")?;
         self.check_dtype("tensor.write_i32", DType::I32)?;
         self.check_len("tensor.write_i32", values.len())?;
         if let Storage::Cpu(_) = &self.storage {
@@ -224,13 +258,16 @@ impl Tensor {
         match &self.storage {
             Storage::Null(_) => out.fill(0),
             // SAFETY: any element type may be read as bytes; the slice lives only for this copy.
-            Storage::Cpu(_) => out.copy_from_slice(&unsafe { self.bytes_slice() }[start..start + out.len()]),
+            Storage::Cpu(_) | Storage::Mapped(_) => {
+                out.copy_from_slice(&unsafe { self.bytes_slice() }[start..start + out.len()]);
+            }
         }
         Ok(())
     }
 
     /// Writes raw little-endian bytes from byte `start` on: for files.
     pub fn write_bytes(&self, start: usize, bytes: &[u8]) -> Result<()> {
+        self.check_writable("tensor.write_bytes")?;
         self.check_range("tensor.write_bytes", start, bytes.len())?;
         if let Storage::Cpu(_) = &self.storage {
             // SAFETY: every bit pattern is a valid element of every dtype; the slice lives only for this copy.
@@ -241,7 +278,11 @@ impl Tensor {
     }
 
     /// Sets every byte to zero.
+    ///
+    /// # Panics
+    /// When the tensor is read-only.
     pub fn zero(&self) {
+        assert!(!self.is_read_only(), "tensor.zero: the tensor lies in a mapped file and is read-only");
         if let Storage::Cpu(_) = &self.storage {
             // SAFETY: as in `write_bytes`.
             unsafe { self.bytes_slice_mut() }.fill(0);
@@ -250,12 +291,13 @@ impl Tensor {
 
     /// Copies the elements of a tensor of the same dtype and element count.
     pub fn copy_from(&self, src: &Tensor) -> Result<()> {
+        self.check_writable("tensor.copy_from")?;
         self.check_dtype("tensor.copy_from", src.dtype)?;
         self.check_len("tensor.copy_from", src.numel())?;
         if self.overlaps(src) {
             return Err(Error::Overlap { op: "tensor.copy_from", output: "self", other: "src" });
         }
-        if let (Storage::Cpu(_), Storage::Cpu(_)) = (&self.storage, &src.storage) {
+        if let (Storage::Cpu(_), Storage::Cpu(_) | Storage::Mapped(_)) = (&self.storage, &src.storage) {
             // SAFETY: the ranges are disjoint and live only for this copy.
             unsafe { self.bytes_slice_mut().copy_from_slice(src.bytes_slice()) };
         }
@@ -283,6 +325,10 @@ impl Tensor {
             return Err(Error::Shape { op, what: "self", got: self.shape, want: format!("{len} elements") });
         }
         Ok(())
+    }
+
+    fn check_writable(&self, op: &'static str) -> Result<()> {
+        if self.is_read_only() { Err(Error::ReadOnly { op, what: "self" }) } else { Ok(()) }
     }
 
     fn check_dtype(&self, op: &'static str, want: DType) -> Result<()> {
@@ -330,6 +376,7 @@ impl Tensor {
     unsafe fn bytes_slice(&self) -> &[u8] {
         match &self.storage {
             Storage::Cpu(buffer) => unsafe { std::slice::from_raw_parts(buffer.ptr().add(self.offset), self.bytes()) },
+            Storage::Mapped(file) => &file.bytes()[self.offset..self.offset + self.bytes()],
             Storage::Null(_) => &[],
         }
     }
@@ -340,6 +387,7 @@ impl Tensor {
             Storage::Cpu(buffer) => unsafe {
                 std::slice::from_raw_parts_mut(buffer.ptr().add(self.offset), self.bytes())
             },
+            Storage::Mapped(_) => unreachable!("a mapped tensor is never written; the op's check let it through"),
             Storage::Null(_) => &mut [],
         }
     }

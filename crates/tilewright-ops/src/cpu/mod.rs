@@ -9,6 +9,7 @@ pub(crate) mod math;
 pub mod memory;
 pub mod peak;
 pub mod pool;
+pub(crate) mod tiles;
 
 use std::cell::{Cell, RefCell, RefMut};
 

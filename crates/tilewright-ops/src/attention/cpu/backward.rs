@@ -1,10 +1,10 @@
 //! Backward: blocks of keys against blocks of queries, probabilities recomputed from the saved log-sum-exp.
 
-use super::product::{Left, Product, Triangle, product};
-use super::rows::{Block, narrow, row_dots, softmax_backward, transpose, widen};
-use super::simd::WIDTH;
 use super::{BACKWARD_KEYS as KEYS, Cut, QUERIES, Shared, Sizes, log2_scale};
 use crate::Tensor;
+use crate::cpu::tiles::product::{Left, Product, Triangle, product};
+use crate::cpu::tiles::rows::{Block, narrow, row_dots, softmax_backward, transpose, widen};
+use crate::cpu::tiles::simd::WIDTH;
 use crate::cpu::{Cpu, Element, Isa};
 
 /// Where a thread keeps what, in f32 from the start of its part of the workspace.
@@ -198,7 +198,7 @@ impl<T: Element> Task<'_, T> {
                 product(isa, &full);
             }
             let offset = first as isize - key as isize;
-            let shape = Block { rows, width, keys, stride: width, offset };
+            let shape = Block { rows, width, keys, stride: width, first: -Block::FAR, last: offset };
             let (lse, dot) = (at(layout.lse).add(first), at(layout.dot).add(first));
             softmax_backward(isa, shape, log2_scale(head), scores, dscores, lse, dot);
             for (a, b, c) in [(scores, dout, layout.dvalues), (dscores, queries, layout.dkeys)] {

@@ -1,10 +1,10 @@
 //! One token a row against the cache. Bound by memory: every cached key and value is read once.
 
-use super::rows::widen_row;
-use super::simd::{Simd, WIDTH, simd_kernel};
 use super::{Shared, log2_scale};
 use crate::Tensor;
 use crate::attention::MAX_HEAD;
+use crate::cpu::tiles::rows::widen_row;
+use crate::cpu::tiles::simd::{Simd, WIDTH, simd_kernel};
 use crate::cpu::{Cpu, Element};
 
 /// Keys between two updates of the running maximum.

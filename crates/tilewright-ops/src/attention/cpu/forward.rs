@@ -1,10 +1,10 @@
 //! Forward: blocks of queries against the packed keys and values of their (batch, head).
 
-use super::product::{Left, Product, Triangle, product};
-use super::rows::{Block, narrow, softmax, transpose, widen};
-use super::simd::WIDTH;
 use super::{Cut, QUERIES, Shared, Sizes, log2_scale};
 use crate::Tensor;
+use crate::cpu::tiles::product::{Left, Product, Triangle, product};
+use crate::cpu::tiles::rows::{Block, narrow, softmax, transpose, widen};
+use crate::cpu::tiles::simd::WIDTH;
 use crate::cpu::{Cpu, Element, Isa};
 
 /// Keys of a block: more than the queries, since the product with V then runs longer between rescalings.
@@ -134,7 +134,7 @@ impl<T: Element> Task<'_, T> {
                             triangle: if diagonal { Triangle::Columns(offset) } else { Triangle::Full },
                         },
                     );
-                    let shape = Block { rows, width, keys, stride: width, offset };
+                    let shape = Block { rows, width, keys, stride: width, first: -Block::FAR, last: offset };
                     softmax(isa, shape, log2_scale(head), scores, max, sum, output, stride);
                     product(
                         isa,

@@ -10,15 +10,13 @@
 mod backward;
 mod decode;
 mod forward;
-mod product;
-mod rows;
-mod simd;
 
 pub(super) use backward::{Tensors as BackwardTensors, backward};
 pub(super) use decode::{Tensors as DecodeTensors, decode};
 pub(super) use forward::forward;
 
-use simd::WIDTH;
+use crate::cpu::tiles::simd::WIDTH;
+use crate::cpu::tiles::{Cut, Shared, log2_scale};
 
 /// Queries of a block.
 const QUERIES: usize = 64;
@@ -62,53 +60,9 @@ impl Sizes {
     }
 }
 
-/// `log2(e) / sqrt(hs)`: what turns `q.k` into an exponent of two.
-fn log2_scale(head: usize) -> f32 {
-    (std::f64::consts::LOG2_E / (head as f64).sqrt()) as f32
-}
-
-/// Hands out consecutive parts of a thread's workspace, each at a multiple of a cache line.
-struct Cut {
-    next: usize,
-}
-
-impl Cut {
-    fn new() -> Self {
-        Cut { next: 0 }
-    }
-
-    fn take(&mut self, floats: usize) -> usize {
-        let at = self.next;
-        self.next += floats.next_multiple_of(WIDTH);
-        at
-    }
-}
-
 /// f32 elements of workspace that forward and backward need, for so many threads.
 pub(super) fn workspace_floats(sizes: Sizes, threads: usize) -> usize {
     let forward = forward::Layout::new(sizes).floats * threads;
     let backward = backward::Layout::new(sizes);
     forward.max(backward.floats * threads + backward.shared_floats)
 }
-
-/// A pointer that tasks share; each writes its own elements.
-struct Shared<T>(*mut T);
-
-impl<T> Clone for Shared<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for Shared<T> {}
-
-impl<T> Shared<T> {
-    /// # Safety
-    /// `start` lies within the memory.
-    unsafe fn at(self, start: usize) -> *mut T {
-        unsafe { self.0.add(start) }
-    }
-}
-
-// SAFETY: only an address; what is done with it is argued where it is done.
-unsafe impl<T> Send for Shared<T> {}
-unsafe impl<T> Sync for Shared<T> {}

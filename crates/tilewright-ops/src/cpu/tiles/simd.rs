@@ -8,7 +8,7 @@ use crate::cpu::Element;
 ///
 /// # Safety
 /// All methods: the machine has the instruction set, and pointers are valid for `LANES` elements. No alignment is asked for.
-pub(super) trait Simd: Copy {
+pub(crate) trait Simd: Copy {
     /// Lanes of one register.
     const LANES: usize;
     /// Columns of the product's register tile, in registers.
@@ -77,7 +77,7 @@ unsafe fn exp2_fraction<S: Simd>(f: S) -> S {
 
 /// Plain Rust: four lanes, which the compiler maps to whatever vectors the target always has.
 #[derive(Clone, Copy)]
-pub(super) struct Portable([f32; 4]);
+pub(crate) struct Portable([f32; 4]);
 
 impl Portable {
     #[inline(always)]
@@ -164,7 +164,7 @@ mod x86 {
     use tilewright_core::f16;
 
     #[derive(Clone, Copy)]
-    pub(in super::super) struct Avx512(__m512);
+    pub(crate) struct Avx512(__m512);
 
     impl Simd for Avx512 {
         const LANES: usize = 16;
@@ -263,7 +263,7 @@ mod x86 {
     }
 
     #[derive(Clone, Copy)]
-    pub(in super::super) struct Avx2(__m256);
+    pub(crate) struct Avx2(__m256);
 
     impl Simd for Avx2 {
         const LANES: usize = 8;
@@ -371,7 +371,7 @@ mod x86 {
     }
 }
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Avx2, Avx512};
+pub(crate) use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "aarch64")]
 mod arm {
@@ -379,7 +379,7 @@ mod arm {
     use std::arch::aarch64::*;
 
     #[derive(Clone, Copy)]
-    pub(in super::super) struct Neon(float32x4_t);
+    pub(crate) struct Neon(float32x4_t);
 
     impl Simd for Neon {
         const LANES: usize = 4;
@@ -466,14 +466,14 @@ mod arm {
     }
 }
 #[cfg(target_arch = "aarch64")]
-pub(super) use arm::Neon;
+pub(crate) use arm::Neon;
 
 /// Compiles a body that is generic over [`Simd`] once an instruction set and calls the one that fits.
 macro_rules! simd_kernel {
     ($(#[$doc:meta])* $vis:vis unsafe fn $name:ident [$($gen:ident : $bound:path),*] ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
         $(#[$doc])*
         $vis unsafe fn $name<$($gen: $bound),*>(isa: $crate::cpu::Isa, $($arg: $ty),*) $(-> $ret)? {
-            use $crate::attention::cpu::simd;
+            use $crate::cpu::tiles::simd;
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
             unsafe fn avx512<$($gen: $bound),*>($($arg: $ty),*) $(-> $ret)? {
@@ -499,10 +499,10 @@ macro_rules! simd_kernel {
         }
     };
 }
-pub(super) use simd_kernel;
+pub(crate) use simd_kernel;
 
 /// Lanes that every packed width is a multiple of: the widest register.
-pub(super) const WIDTH: usize = 16;
+pub(crate) const WIDTH: usize = 16;
 
 #[cfg(test)]
 mod tests {

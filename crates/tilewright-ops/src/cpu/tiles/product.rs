@@ -1,12 +1,12 @@
-//! Small matrix products on packed f32 blocks that lie in the first two cache levels, with the causal triangle cut out at the grain of a
-//! register tile: of a block on the diagonal only what some query sees is multiplied.
+//! Small matrix products on packed f32 blocks that lie in the first two cache levels, with a causal triangle or a band cut out at the grain
+//! of a register tile: of a block on the edge only what some query sees is multiplied.
 
 use super::simd::{Simd, simd_kernel};
 
 /// The visible part of a block in which row and column positions differ by `offset`: column `j` is visible to row `i` when
 /// `j <= i + offset`.
 #[derive(Clone, Copy)]
-pub(super) enum Triangle {
+pub(crate) enum Triangle {
     /// Everything.
     Full,
     /// Rows are queries, columns keys: columns beyond a tile's last row are left as they are.
@@ -15,11 +15,17 @@ pub(super) enum Triangle {
     KeysUpTo(isize),
     /// Rows are keys, the summed index queries: earlier queries hold zeros and are left out.
     QueriesFrom(isize),
+    #[allow(dead_code)]
+    /// Rows are queries, columns keys, and row `i` sees `i + first ..= i + last`: what no row of a tile sees is left as it is.
+    BandColumns(isize, isize),
+    #[allow(dead_code)]
+    /// Rows are queries, the summed index keys, seen as in `BandColumns`: what no row of a tile sees is left out.
+    BandKeys(isize, isize),
 }
 
 /// The left factor's layout.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Left {
+pub(crate) enum Left {
     /// `a[row * lda + k]`
     RowMajor,
     /// `a[k * lda + row]`
@@ -27,19 +33,19 @@ pub(super) enum Left {
 }
 
 /// `c (m, n) (+)= a (m, k) @ b (k, n)`; `n` is a multiple of the register width.
-pub(super) struct Product {
-    pub(super) m: usize,
-    pub(super) n: usize,
-    pub(super) k: usize,
-    pub(super) a: *const f32,
-    pub(super) lda: usize,
-    pub(super) left: Left,
-    pub(super) b: *const f32,
-    pub(super) ldb: usize,
-    pub(super) c: *mut f32,
-    pub(super) ldc: usize,
-    pub(super) accumulate: bool,
-    pub(super) triangle: Triangle,
+pub(crate) struct Product {
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) a: *const f32,
+    pub(crate) lda: usize,
+    pub(crate) left: Left,
+    pub(crate) b: *const f32,
+    pub(crate) ldb: usize,
+    pub(crate) c: *mut f32,
+    pub(crate) ldc: usize,
+    pub(crate) accumulate: bool,
+    pub(crate) triangle: Triangle,
 }
 
 /// One register tile: `ROWS x COLUMNS` registers of sums, a row of `b` against single elements of `a`.
@@ -107,22 +113,32 @@ unsafe fn product_body<S: Simd>(p: &Product) {
     for column in (0..p.n).step_by(width) {
         for row in (0..p.m).step_by(S::TILE_ROWS) {
             let rows = S::TILE_ROWS.min(p.m - row);
-            let (mut end, mut k) = (p.n, 0..p.k);
+            let (mut start, mut end, mut k) = (column, (column + width).min(p.n), 0..p.k);
             match p.triangle {
                 Triangle::Full => {}
-                Triangle::Columns(offset) => end = clamp((row + rows) as isize + offset, p.n),
+                Triangle::Columns(offset) => end = clamp((row + rows) as isize + offset, end),
                 Triangle::KeysUpTo(offset) => k.end = clamp((row + rows) as isize + offset, p.k),
                 Triangle::QueriesFrom(offset) => k.start = clamp(row as isize - offset, p.k),
+                Triangle::BandColumns(first, last) => {
+                    start = start.max(clamp(row as isize + first, p.n) / S::LANES * S::LANES);
+                    end = clamp((row + rows) as isize + last, end);
+                }
+                Triangle::BandKeys(first, last) => {
+                    k = clamp(row as isize + first, p.k)..clamp((row + rows) as isize + last, p.k);
+                    if k.is_empty() && p.accumulate {
+                        continue;
+                    }
+                }
             }
-            if end <= column {
+            if end <= start {
                 continue;
             }
-            let columns = (end - column).min(width).div_ceil(S::LANES);
+            let columns = (end - start).div_ceil(S::LANES);
             // SAFETY: the caller's promise for the whole product covers each of its tiles.
             unsafe {
                 match p.left {
-                    Left::RowMajor => tile_of::<S, false>(p, (row, rows), (column, columns), k),
-                    Left::Transposed => tile_of::<S, true>(p, (row, rows), (column, columns), k),
+                    Left::RowMajor => tile_of::<S, false>(p, (row, rows), (start, columns), k),
+                    Left::Transposed => tile_of::<S, true>(p, (row, rows), (start, columns), k),
                 }
             }
         }
@@ -134,5 +150,5 @@ simd_kernel! {
     ///
     /// # Safety
     /// The pointers are valid for what the sizes and strides say, and `c` overlaps neither factor.
-    pub(super) unsafe fn product [] (p: &Product) = product_body
+    pub(crate) unsafe fn product [] (p: &Product) = product_body
 }

@@ -7,21 +7,27 @@ use crate::cpu::Element;
 
 /// A block of scores on its way to probabilities: `rows` queries against `width` keys, row stride `stride`.
 #[derive(Clone, Copy)]
-pub(super) struct Block {
-    pub(super) rows: usize,
+pub(crate) struct Block {
+    pub(crate) rows: usize,
     /// Keys, padding included: a multiple of the register width.
-    pub(super) width: usize,
+    pub(crate) width: usize,
     /// Keys that exist.
-    pub(super) keys: usize,
-    pub(super) stride: usize,
-    /// Row `i` sees keys `0..=i + offset`.
-    pub(super) offset: isize,
+    pub(crate) keys: usize,
+    pub(crate) stride: usize,
+    /// Row `i` sees keys `i + first ..= i + last`.
+    pub(crate) first: isize,
+    pub(crate) last: isize,
 }
 
 impl Block {
+    /// No limit on one side: far beyond any block, and far from overflow.
+    pub(crate) const FAR: isize = isize::MAX / 2;
+
     #[inline(always)]
-    fn visible(&self, row: usize) -> usize {
-        (row as isize + 1 + self.offset).clamp(0, self.keys as isize) as usize
+    fn visible(&self, row: usize) -> (usize, usize) {
+        let clamp = |x: isize| x.clamp(0, self.keys as isize) as usize;
+        let end = clamp(row as isize + 1 + self.last);
+        (clamp(row as isize + self.first).min(end), end)
     }
 }
 
@@ -42,42 +48,59 @@ unsafe fn softmax_body<S: Simd>(
 ) {
     unsafe {
         let lowest = S::splat(f32::NEG_INFINITY);
-        let factor = S::splat(c);
+        let (zero, factor) = (S::splat(0.0), S::splat(c));
         for row in 0..block.rows {
-            let visible = block.visible(row);
+            let (from, to) = block.visible(row);
             let s = scores.add(row * block.stride);
-            // Whole registers, one mixed, then only masked ones.
-            let whole = visible / S::LANES * S::LANES;
+            // Whole registers lie in `whole..end`; one before and one behind them may be mixed, and are the same where both edges fall into it.
+            let (first, whole, end) =
+                (from / S::LANES * S::LANES, from.next_multiple_of(S::LANES), to / S::LANES * S::LANES);
+            let (head, tail) = (from < whole && from < to, end < to && end >= whole);
+            // Lanes of the register at `j` that the row does not see become `fill`.
+            let edge = |j: usize, x: S, fill: S| fill.below(from.saturating_sub(j), x.below(to - j, fill));
             let mut highest = lowest;
-            for j in (0..whole).step_by(S::LANES) {
+            if head {
+                highest = highest.max_or_self(edge(first, S::load(s.add(first)), lowest));
+            }
+            for j in (whole..end).step_by(S::LANES) {
                 highest = highest.max_or_self(S::load(s.add(j)));
             }
-            let rest = visible - whole;
-            if rest > 0 {
-                highest = highest.max_or_self(S::load(s.add(whole)).below(rest, lowest));
+            if tail {
+                highest = highest.max_or_self(edge(end, S::load(s.add(end)), lowest));
             }
             let old = *max.add(row);
             let new = old.max(highest.reduce_max() * c);
-            let negated = S::splat(-new);
-            let mut total = S::splat(0.0);
+            // While no finite score was seen, nothing is subtracted: 2^-inf is 0 as it should be, and -inf minus itself is not a number.
+            let negated = S::splat(if new == f32::NEG_INFINITY { 0.0 } else { -new });
+            let mut total = zero;
             let mut j = 0;
-            while j < whole {
+            while j < if head { first } else { whole.min(block.width) } {
+                zero.store(s.add(j));
+                j += S::LANES;
+            }
+            if head {
+                let p = edge(j, S::load(s.add(j)).fma(factor, negated).exp2(), zero);
+                p.store(s.add(j));
+                total = total.add(p);
+                j += S::LANES;
+            }
+            while j < end {
                 let p = S::load(s.add(j)).fma(factor, negated).exp2();
                 p.store(s.add(j));
                 total = total.add(p);
                 j += S::LANES;
             }
-            if rest > 0 {
-                let p = S::load(s.add(j)).fma(factor, negated).exp2().below(rest, S::splat(0.0));
+            if tail {
+                let p = edge(j, S::load(s.add(j)).fma(factor, negated).exp2(), zero);
                 p.store(s.add(j));
                 total = total.add(p);
                 j += S::LANES;
             }
             while j < block.width {
-                S::splat(0.0).store(s.add(j));
+                zero.store(s.add(j));
                 j += S::LANES;
             }
-            if visible == 0 {
+            if from == to {
                 continue;
             }
             let added = total.reduce_add();
@@ -99,10 +122,10 @@ unsafe fn softmax_body<S: Simd>(
 
 simd_kernel! {
     /// See the body.
-    pub(super) unsafe fn softmax [] (block: Block, c: f32, scores: *mut f32, max: *mut f32, sum: *mut f32, output: *mut f32, head_stride: usize) = softmax_body
+    pub(crate) unsafe fn softmax [] (block: Block, c: f32, scores: *mut f32, max: *mut f32, sum: *mut f32, output: *mut f32, head_stride: usize) = softmax_body
 }
 
-/// `scores` becomes `P = 2^(c * score - lse)` and `dscores`, which holds `dP = dout v^T`, becomes `P * (dP - D)`; both zero where masked.
+/// Of a block whose rows see all keys up to their last: `scores` becomes `P = 2^(c * score - lse)` and `dscores`, which holds `dP = dout v^T`, becomes `P * (dP - D)`; both zero where masked.
 ///
 /// # Safety
 /// The pointers are valid for the block and for `rows` statistics.
@@ -118,7 +141,7 @@ unsafe fn softmax_backward_body<S: Simd>(
     unsafe {
         let (zero, factor) = (S::splat(0.0), S::splat(c));
         for row in 0..block.rows {
-            let visible = block.visible(row);
+            let (_, visible) = block.visible(row);
             let (s, ds) = (scores.add(row * block.stride), dscores.add(row * block.stride));
             let (negated, d) = (S::splat(-*lse.add(row)), S::splat(*dot.add(row)));
             let mut j = 0;
@@ -147,7 +170,7 @@ unsafe fn softmax_backward_body<S: Simd>(
 
 simd_kernel! {
     /// See the body.
-    pub(super) unsafe fn softmax_backward [] (block: Block, c: f32, scores: *mut f32, dscores: *mut f32, lse: *const f32, dot: *const f32) = softmax_backward_body
+    pub(crate) unsafe fn softmax_backward [] (block: Block, c: f32, scores: *mut f32, dscores: *mut f32, lse: *const f32, dot: *const f32) = softmax_backward_body
 }
 
 /// Widens one row of `head` elements to f32 and pads it with zeros to `head_stride`.
@@ -155,7 +178,7 @@ simd_kernel! {
 /// # Safety
 /// The pointers are valid for that many elements.
 #[inline(always)]
-pub(super) unsafe fn widen_row<S: Simd, T: Element>(src: *const T, head: usize, dst: *mut f32, head_stride: usize) {
+pub(crate) unsafe fn widen_row<S: Simd, T: Element>(src: *const T, head: usize, dst: *mut f32, head_stride: usize) {
     // SAFETY: the caller's promise; the cast is to the type that the dtype names.
     unsafe {
         let mut d = 0;
@@ -194,7 +217,7 @@ unsafe fn widen_body<S: Simd, T: Element>(
 
 simd_kernel! {
     /// See the body.
-    pub(super) unsafe fn widen [T: Element] (src: *const T, src_stride: usize, rows: usize, head: usize, dst: *mut f32, head_stride: usize) = widen_body
+    pub(crate) unsafe fn widen [T: Element] (src: *const T, src_stride: usize, rows: usize, head: usize, dst: *mut f32, head_stride: usize) = widen_body
 }
 
 /// Rounds `rows` rows of `head` elements to storage, each times `scale` and, where `divide` is not null, divided by its row's value.
@@ -234,7 +257,7 @@ unsafe fn narrow_body<S: Simd, T: Element>(
 
 simd_kernel! {
     /// See the body.
-    pub(super) unsafe fn narrow [T: Element] (src: *const f32, head_stride: usize, rows: usize, head: usize, scale: f32, divide: *const f32, dst: *mut T, dst_stride: usize) = narrow_body
+    pub(crate) unsafe fn narrow [T: Element] (src: *const f32, head_stride: usize, rows: usize, head: usize, scale: f32, divide: *const f32, dst: *mut T, dst_stride: usize) = narrow_body
 }
 
 /// `dst (head_stride, width) = src (width, head_stride)^T`.
@@ -258,7 +281,7 @@ unsafe fn transpose_body<S: Simd>(src: *const f32, head_stride: usize, dst: *mut
 
 simd_kernel! {
     /// See the body.
-    pub(super) unsafe fn transpose [] (src: *const f32, head_stride: usize, dst: *mut f32, width: usize) = transpose_body
+    pub(crate) unsafe fn transpose [] (src: *const f32, head_stride: usize, dst: *mut f32, width: usize) = transpose_body
 }
 
 /// `dot[i] = sum over d of a[i, d] * b[i, d]`.
@@ -287,5 +310,5 @@ unsafe fn dot_product<S: Simd>(a: *const f32, b: *const f32, n: usize) -> f32 {
 
 simd_kernel! {
     /// See the body.
-    pub(super) unsafe fn row_dots [] (a: *const f32, b: *const f32, rows: usize, head_stride: usize, dot: *mut f32) = row_dots_body
+    pub(crate) unsafe fn row_dots [] (a: *const f32, b: *const f32, rows: usize, head_stride: usize, dot: *mut f32) = row_dots_body
 }
