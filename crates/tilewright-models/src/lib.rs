@@ -2,7 +2,9 @@
 //! device is, the planner's null device included.
 
 pub mod gpt2;
+mod json;
 pub mod laya;
+pub mod modernbert;
 pub mod plan;
 
 pub use gpt2::{AdamW, Decoder, Gpt2, Options, Recompute};

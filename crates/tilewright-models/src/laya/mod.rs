@@ -1,7 +1,19 @@
 //! Laya checkpoints: a ModernBERT encoder with a decision head that scores marked options of a row.
+//!
+//! `h = encoder(row) + type_emb[question]`; `head_layers` pre-norm layers with a ReLU MLP and full attention; `logit = scorer(h[marker])` an
+//! option; action logits from the state of `[CLS]` and four features of the options' probabilities. Rows do not see each other.
 
+mod checkpoint;
 mod config;
+pub mod demo;
+pub mod digest;
+mod inspect;
+mod params;
 mod row;
+mod tensors;
 
+pub use checkpoint::Checkpoint;
 pub use config::{AgentConfig, OptionLayout};
+pub use digest::Digests;
+pub use inspect::{FileEntry, Inspection, SpecialToken, inspect};
 pub use row::{OptionPositions, QuestionType, Row, RowScores, Scorer};
