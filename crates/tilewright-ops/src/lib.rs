@@ -9,6 +9,7 @@
 //! | [`matmul`] | linear layers: forward with bias and GELU, and the three backward forms |
 //! | [`layernorm`] | layer normalisation, fused with the residual add, forward and backward |
 //! | [`attention`] | flash attention, forward, backward and one-token decoding |
+//! | [`encoder_attention`] | bidirectional attention over packed rows: full, sliding window, isolated options, selected queries |
 //! | [`gelu`] | GELU, tanh and exact, forward and backward |
 //! | [`embedding`] | token and position embedding, deterministic backward |
 //! | [`linear`] | linear layers of inference: weights packed once, resident in f32, bf16 or f16 |
@@ -26,6 +27,7 @@ mod check;
 pub mod cpu;
 pub mod device;
 pub mod embedding;
+pub mod encoder_attention;
 pub mod gather;
 pub mod gelu;
 pub mod global_norm;

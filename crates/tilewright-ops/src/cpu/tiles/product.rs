@@ -15,10 +15,8 @@ pub(crate) enum Triangle {
     KeysUpTo(isize),
     /// Rows are keys, the summed index queries: earlier queries hold zeros and are left out.
     QueriesFrom(isize),
-    #[allow(dead_code)]
     /// Rows are queries, columns keys, and row `i` sees `i + first ..= i + last`: what no row of a tile sees is left as it is.
     BandColumns(isize, isize),
-    #[allow(dead_code)]
     /// Rows are queries, the summed index keys, seen as in `BandColumns`: what no row of a tile sees is left out.
     BandKeys(isize, isize),
 }

@@ -1,0 +1,171 @@
+//! Bidirectional attention over packed rows of any lengths: `softmax(scale * q k^T) v` within each row, in tiles, never an `L x L` buffer.
+//!
+//! Letters: `N` tokens in the pack, `R` rows, `L` tokens of one row, `M` queries, `H` heads of `hs` channels, `D = H * hs`. There is no
+//! padding: row `r` is tokens `row_starts[r]..row_starts[r + 1]`, and no token sees another row. `scale` is `1 / sqrt(hs)`.
+//!
+//! Which keys of its row query `i` sees:
+//! - without `window` and `option_ids` all of them;
+//! - with `window = Some(half)` those at a distance of at most `half`, inclusive: `|position_i - position_j| <= half`. Positions are the
+//!   indices in the row, and only the band is computed, unless `positions` are given;
+//! - with `option_ids` not those of another option: `j` is hidden when `option_ids[i] > 0`, `option_ids[j] > 0` and they differ.
+//!
+//! So a query always sees itself. A hidden score has probability exactly zero, even where it is not a number. All float tensors of a call
+//! share one storage dtype; statistics and accumulation are f32, and a result is rounded once. The result of a query depends on its row
+//! alone: not on other rows or queries, not on the row's place in the pack, not on the number of threads.
+
+mod cpu;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use tilewright_core::{Error, Result};
+
+use crate::check::Check;
+use crate::cpu::element::with_element;
+use crate::{DType, Device, Tensor};
+
+/// The largest head size.
+pub const MAX_HEAD: usize = 256;
+
+/// Some tokens of each row as queries; all tokens remain keys.
+#[derive(Clone, Copy)]
+pub struct Selected<'a> {
+    /// `(R + 1)` i32, read: queries `starts[r]..starts[r + 1]` belong to row `r`.
+    pub starts: &'a Tensor,
+    /// `(M)` i32, read: the token of each query, counted from the start of the pack; it lies in the query's row.
+    pub tokens: &'a Tensor,
+}
+
+/// `out (M, D) = attention`; see the module's words.
+pub struct Forward<'a> {
+    /// `(M, >= D)`, read: columns `0..D` are the queries, head `h` in columns `h*hs..(h+1)*hs`. May be the same tensor as `kv`.
+    pub q: &'a Tensor,
+    /// `(N, W)`, read: keys and, in the next `D` columns, values, heads as in `q`.
+    pub kv: &'a Tensor,
+    /// First column of the keys: `D` where `kv` holds packed queries, keys and values `(N, 3D)`, 0 where it holds keys and values.
+    pub key_column: usize,
+    /// `H`; divides `D`.
+    pub heads: usize,
+    /// `(R + 1)` i32, read: starts at 0, never falls, ends at `N`.
+    pub row_starts: &'a Tensor,
+    /// Which tokens are queries; `None`: all, in order, so that `M = N`.
+    pub selected: Option<Selected<'a>>,
+    /// The largest distance of positions at which a key is seen; half of what model files call the local attention.
+    pub window: Option<usize>,
+    /// `(N)` i32, read: the positions that distances are measured in; `None`: the index in the row.
+    pub positions: Option<&'a Tensor>,
+    /// `(N)` i32, read: option `s` has the id `s + 1`, everything else 0.
+    pub option_ids: Option<&'a Tensor>,
+    /// `(M, D)`, `=`, heads side by side.
+    pub out: &'a Tensor,
+    /// [`workspace_bytes`] bytes, overwritten.
+    pub workspace: &'a Tensor,
+}
+
+/// Bytes of workspace that [`forward`] needs for `rows` rows of any lengths, `heads` heads and `D = d`.
+pub fn workspace_bytes(device: &Device, rows: usize, heads: usize, d: usize) -> usize {
+    cpu::workspace_words(device.threads(), rows, d / heads.max(1)) * size_of::<f32>()
+}
+
+/// Runs [`Forward`].
+pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
+    let check = Check::new("encoder_attention.forward", device);
+    let Forward { q, kv, key_column, heads, row_starts, selected, window, positions, option_ids, out, workspace } =
+        *args;
+    let ((m, q_width), (n, kv_width)) = (q.shape().as_matrix(), kv.shape().as_matrix());
+    let (_, d) = out.shape().as_matrix();
+    let dtype = q.dtype();
+    check.argument(heads > 0 && d > 0 && d.is_multiple_of(heads), || {
+        format!("`heads` is {heads}, which does not divide D = {d}, the columns of `out`; choose a divisor")
+    })?;
+    let head = d / heads;
+    check.argument(head <= MAX_HEAD, || format!("the head size is {head}; at most {MAX_HEAD} is supported"))?;
+    check.matrix("q", q, m, q_width)?;
+    check.typed("kv", kv, dtype, &kv.shape())?;
+    check.typed("out", out, dtype, &out.shape())?;
+    check.matrix("out", out, m, d)?;
+    check.argument(q_width >= d, || format!("`q` has {q_width} columns, fewer than D = {d}"))?;
+    check.argument(key_column.checked_add(2 * d).is_some_and(|end| end <= kv_width), || {
+        format!("`kv` has {kv_width} columns; keys and values of D = {d} from column {key_column} on do not fit")
+    })?;
+    let rows = row_starts.numel().saturating_sub(1);
+    check.typed("row_starts", row_starts, DType::I32, &[rows + 1])?;
+    let mut inputs = vec![("q", q), ("kv", kv), ("row_starts", row_starts)];
+    match &selected {
+        Some(Selected { starts, tokens }) => {
+            check.typed("selected.starts", starts, DType::I32, &[rows + 1])?;
+            check.typed("selected.tokens", tokens, DType::I32, &[m])?;
+            inputs.extend([("selected.starts", *starts), ("selected.tokens", *tokens)]);
+        }
+        None => check
+            .argument(m == n, || format!("`q` has {m} rows and `kv` {n}; without `selected` every token is a query"))?,
+    }
+    for (what, ids) in [("positions", positions), ("option_ids", option_ids)] {
+        if let Some(ids) = ids {
+            check.typed(what, ids, DType::I32, &[n])?;
+            inputs.push((what, ids));
+        }
+    }
+    let words = cpu::workspace_words(device.threads(), rows, head);
+    check.workspace(workspace, words * size_of::<f32>())?;
+    let scratch = workspace.reinterpret(0, DType::F32, &[words])?;
+    check.disjoint(&[("out", out), ("workspace", &scratch)], &inputs)?;
+    match device {
+        Device::Cpu(cpu) => {
+            rises(&check, "row_starts", row_starts, n)?;
+            if let Some(selected) = &selected {
+                rises(&check, "selected.starts", selected.starts, m)?;
+                tokens_in_rows(&check, row_starts, selected)?;
+            }
+            with_element!(dtype, T => cpu::forward::<T>(cpu, args, head, &scratch));
+        }
+        Device::Null(null) => {
+            // Lengths are data; rows of equal length stand for them.
+            let length = n.div_ceil(rows.max(1));
+            let seen = window.map_or(length, |half| length.min(half.saturating_mul(2).saturating_add(1)));
+            let bytes = (2 * m + 2 * n) * d * dtype.size();
+            null.record(check.op, 4 * (m * seen * d) as u64, bytes as u64);
+        }
+    }
+    Ok(())
+}
+
+/// `starts` begin at 0, never fall and end at `end`.
+fn rises(check: &Check<'_>, what: &str, starts: &Tensor, end: usize) -> Result<()> {
+    // SAFETY: the dtype was checked; no op is running.
+    let starts = unsafe { starts.slice_of::<i32>() };
+    let wrong = |at: usize, want: &str| Error::Argument {
+        op: check.op,
+        what: format!("`{what}` holds {} at {at}; {want}", starts[at]),
+    };
+    if starts[0] != 0 {
+        return Err(wrong(0, "the first row starts at 0"));
+    }
+    if let Some(at) = starts.windows(2).position(|pair| pair[1] < pair[0]) {
+        return Err(wrong(at + 1, &format!("no row ends before its start {}", starts[at])));
+    }
+    if usize::try_from(starts[starts.len() - 1]) != Ok(end) {
+        return Err(wrong(starts.len() - 1, &format!("the last row ends at {end}, the number of rows of the tensor")));
+    }
+    Ok(())
+}
+
+/// Every query's token lies in the query's row.
+fn tokens_in_rows(check: &Check<'_>, row_starts: &Tensor, selected: &Selected<'_>) -> Result<()> {
+    // SAFETY: the dtypes were checked; no op is running.
+    let (rows, starts, tokens) =
+        unsafe { (row_starts.slice_of::<i32>(), selected.starts.slice_of::<i32>(), selected.tokens.slice_of::<i32>()) };
+    for (row, (limits, queries)) in rows.windows(2).zip(starts.windows(2)).enumerate() {
+        for query in queries[0] as usize..queries[1] as usize {
+            if !(limits[0]..limits[1]).contains(&tokens[query]) {
+                let what = format!(
+                    "`selected.tokens` holds {} at query {query}, outside {}..{}, the tokens of its row {row}",
+                    tokens[query], limits[0], limits[1]
+                );
+                return Err(Error::Argument { op: check.op, what });
+            }
+        }
+    }
+    Ok(())
+}
