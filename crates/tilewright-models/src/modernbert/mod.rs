@@ -4,8 +4,12 @@
 //! Layer 0 has no norm before its attention: the embedding's norm has done it. Positions enter through RoPE alone, with a base of its own for
 //! layers that see the whole row and for those that see a window. Rows are packed one behind the other; there is no padding.
 
+pub(crate) mod block;
+pub(crate) mod buffers;
 mod config;
+pub(crate) mod encoder;
 mod params;
+pub(crate) mod store;
 
 pub(crate) use config::every;
 pub use config::{EncoderConfig, LayerKind};

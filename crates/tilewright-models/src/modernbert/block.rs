@@ -1,0 +1,172 @@
+//! A pre-norm transformer layer: `x += out(attention(LN(x)))`, `x += down(activation(up(LN(x))))`. Encoder and decision head are made of it.
+
+use tilewright_core::Result;
+use tilewright_ops::encoder_attention::{self, Selected};
+use tilewright_ops::gather;
+use tilewright_ops::layernorm::{self, Residual};
+use tilewright_ops::linear::Activation;
+use tilewright_ops::{Device, Tensor, rope};
+
+use super::buffers::Views;
+use super::store::{Linear, Norm};
+
+/// How a layer makes queries, keys and values.
+#[allow(clippy::large_enum_variant)] // A few dozen of them live, in a list that is never moved.
+pub(crate) enum Projection {
+    /// By one product.
+    Whole(Linear),
+    /// By two, so that queries can be made for a few tokens only.
+    Split {
+        /// `(D, D)`.
+        q: Linear,
+        /// `(2D, D)`.
+        kv: Linear,
+    },
+}
+
+pub(crate) struct Block {
+    pub(crate) norm1: Option<Norm>,
+    pub(crate) projection: Projection,
+    pub(crate) out: Linear,
+    pub(crate) norm2: Norm,
+    pub(crate) up: Linear,
+    pub(crate) activation: Activation,
+    pub(crate) down: Linear,
+    pub(crate) heads: usize,
+    /// The RoPE table; none leaves queries and keys as they are.
+    pub(crate) rope: Option<Tensor>,
+    /// How far a query sees.
+    pub(crate) window: Option<usize>,
+    /// Tokens of different options do not see each other.
+    pub(crate) hides_options: bool,
+}
+
+impl Block {
+    /// Columns of the layer's hidden units.
+    fn hidden(&self) -> usize {
+        self.down.weight.shape().1
+    }
+
+    /// Updates the stream `v.x` of every token. `pending` is added to it first.
+    pub(crate) fn forward(&self, v: &Views, pending: Option<&Tensor>) -> Result<()> {
+        let d = v.x.shape()[1];
+        let input = self.input(v, pending)?;
+        let (q, kv, key_column) = match &self.projection {
+            Projection::Whole(qkv) => {
+                let all = v.wide(3 * d)?;
+                qkv.forward(&v.device, input, Activation::None, None, &all)?;
+                self.rotate(&v.device, &all, 2, &v.positions)?;
+                (all.clone(), all, d)
+            }
+            Projection::Split { q, kv } => {
+                let n = v.x.shape()[0];
+                let (keys, queries) = (v.wide(2 * d)?, v.wide.slice(2 * d * n, &[n, d])?);
+                kv.forward(&v.device, input, Activation::None, None, &keys)?;
+                q.forward(&v.device, input, Activation::None, None, &queries)?;
+                self.rotate(&v.device, &keys, 1, &v.positions)?;
+                self.rotate(&v.device, &queries, 1, &v.positions)?;
+                (queries, keys, 0)
+            }
+        };
+        self.attend(v, &q, &kv, key_column, None, &v.y)?;
+        self.out.forward(&v.device, &v.y, Activation::None, Some(&v.x), &v.x)?;
+        normalise(v, &self.norm2, &v.x, None, &v.y)?;
+        let hidden = v.wide(self.hidden())?;
+        self.up.forward(&v.device, &v.y, self.activation, None, &hidden)?;
+        self.down.forward(&v.device, &hidden, Activation::None, Some(&v.x), &v.x)
+    }
+
+    /// Computes the stream of the selected tokens alone, into `v.sx`: other tokens of a last layer matter only through their keys and values.
+    pub(crate) fn forward_selected(&self, v: &Views, pending: Option<&Tensor>) -> Result<()> {
+        let Projection::Split { q, kv } = &self.projection else {
+            // A whole projection cannot leave anything out.
+            self.forward(v, pending)?;
+            return pick(&v.device, &v.x, &v.selected, &v.sx);
+        };
+        let d = v.x.shape()[1];
+        let input = self.input(v, pending)?;
+        pick(&v.device, &v.x, &v.selected, &v.sx)?;
+        pick(&v.device, input, &v.selected, &v.sy)?;
+        let keys = v.wide(2 * d)?;
+        kv.forward(&v.device, input, Activation::None, None, &keys)?;
+        q.forward(&v.device, &v.sy, Activation::None, None, &v.sq)?;
+        self.rotate(&v.device, &keys, 1, &v.positions)?;
+        self.rotate(&v.device, &v.sq, 1, &v.selected_positions)?;
+        let selected = Selected { starts: &v.selected_starts, tokens: &v.selected };
+        self.attend(v, &v.sq, &keys, 0, Some(selected), &v.sy)?;
+        self.out.forward(&v.device, &v.sy, Activation::None, Some(&v.sx), &v.sx)?;
+        normalise(v, &self.norm2, &v.sx, None, &v.sy)?;
+        let hidden = v.swide.slice(0, &[v.sx.shape()[0], self.hidden()])?;
+        self.up.forward(&v.device, &v.sy, self.activation, None, &hidden)?;
+        self.down.forward(&v.device, &hidden, Activation::None, Some(&v.sx), &v.sx)
+    }
+
+    /// The normalised stream, in `v.y`; the stream itself for a layer without a norm there.
+    fn input<'v>(&self, v: &'v Views, pending: Option<&Tensor>) -> Result<&'v Tensor> {
+        match &self.norm1 {
+            Some(norm) => {
+                normalise(v, norm, &v.x, pending, &v.y)?;
+                Ok(&v.y)
+            }
+            None => Ok(&v.x),
+        }
+    }
+
+    /// Turns queries and keys: the first `parts` times `D` columns.
+    fn rotate(&self, device: &Device, x: &Tensor, parts: usize, positions: &Tensor) -> Result<()> {
+        let Some(table) = &self.rope else { return Ok(()) };
+        rope::forward(device, &rope::Forward { x, heads: parts * self.heads, positions, table })
+    }
+
+    fn attend(
+        &self,
+        v: &Views,
+        q: &Tensor,
+        kv: &Tensor,
+        key_column: usize,
+        selected: Option<Selected<'_>>,
+        out: &Tensor,
+    ) -> Result<()> {
+        let option_ids = v.option_ids.as_ref().filter(|_| self.hides_options);
+        encoder_attention::forward(
+            &v.device,
+            &encoder_attention::Forward {
+                q,
+                kv,
+                key_column,
+                heads: self.heads,
+                row_starts: &v.row_starts,
+                selected,
+                window: self.window,
+                // Without explicit positions the index in the row is the position, and only the band need be visited.
+                positions: option_ids.map(|_| &v.positions),
+                option_ids,
+                out,
+                workspace: &v.workspace,
+            },
+        )
+    }
+}
+
+/// `out = LN(x)`; `pending` is added to `x` in place before.
+pub(crate) fn normalise(v: &Views, norm: &Norm, x: &Tensor, pending: Option<&Tensor>, out: &Tensor) -> Result<()> {
+    let n = x.shape()[0];
+    layernorm::forward(
+        &v.device,
+        &layernorm::Forward {
+            x,
+            residual: pending.map(|branch| Residual { branch, sum: x }),
+            weight: &norm.weight,
+            bias: norm.bias.as_ref(),
+            eps: norm.eps,
+            out,
+            mean: &v.mean.slice(0, &[n])?,
+            rstd: &v.rstd.slice(0, &[n])?,
+        },
+    )
+}
+
+/// Rows of a table.
+pub(crate) fn pick(device: &Device, table: &Tensor, index: &Tensor, out: &Tensor) -> Result<()> {
+    gather::forward(device, &gather::Forward { table, index, out })
+}

@@ -1,0 +1,253 @@
+//! Activations of one pack of rows, planned for so many tokens; a longer pack gets a larger arena.
+
+use tilewright_core::{DType, Result};
+use tilewright_ops::{Arena, Device, Plan, Tensor, encoder_attention};
+
+/// How much a set of buffers holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Capacity {
+    /// Tokens of all rows.
+    pub(crate) tokens: usize,
+    /// Rows.
+    pub(crate) rows: usize,
+    /// Tokens that the head reads: the first of each row and its markers.
+    pub(crate) selected: usize,
+}
+
+impl Capacity {
+    /// Steps of powers of two, so that packs of similar size share one arena.
+    pub(crate) fn rounded(self) -> Self {
+        Capacity {
+            tokens: self.tokens.max(64).next_power_of_two(),
+            rows: self.rows.max(8).next_power_of_two(),
+            selected: self.selected.max(32).next_power_of_two(),
+        }
+    }
+
+    pub(crate) fn holds(&self, other: &Capacity) -> bool {
+        self.tokens >= other.tokens && self.rows >= other.rows && self.selected >= other.selected
+    }
+
+    pub(crate) fn union(&self, other: &Capacity) -> Capacity {
+        Capacity {
+            tokens: self.tokens.max(other.tokens),
+            rows: self.rows.max(other.rows),
+            selected: self.selected.max(other.selected),
+        }
+    }
+}
+
+/// Widths of the buffers, which depend on the model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Widths {
+    /// `D`.
+    pub(crate) hidden: usize,
+    /// The widest intermediate of a token: queries, keys and values, or a hidden layer.
+    pub(crate) wide: usize,
+    /// The widest hidden layer of a selected token.
+    pub(crate) wide_selected: usize,
+    /// Input, hidden layer and output of the action head.
+    pub(crate) act: [usize; 3],
+    /// Heads of encoder and decision head.
+    pub(crate) heads: [usize; 2],
+}
+
+/// The memory of a pack of the largest size.
+pub(crate) struct Buffers {
+    pub(crate) arena: Arena,
+    pub(crate) capacity: Capacity,
+    ids: Tensor,
+    positions: Tensor,
+    option_ids: Tensor,
+    types: Tensor,
+    row_starts: Tensor,
+    selected: Tensor,
+    selected_starts: Tensor,
+    selected_positions: Tensor,
+    selected_types: Tensor,
+    markers: Tensor,
+    firsts: Tensor,
+    x: Tensor,
+    y: Tensor,
+    wide: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    sx: Tensor,
+    sy: Tensor,
+    sq: Tensor,
+    swide: Tensor,
+    logits: Tensor,
+    act: [Tensor; 3],
+    workspace: Tensor,
+}
+
+impl Buffers {
+    pub(crate) fn allocate(device: &Device, widths: &Widths, capacity: Capacity) -> Result<Self> {
+        let Capacity { tokens: n, rows: r, selected: s } = capacity;
+        let d = widths.hidden;
+        let mut plan = Plan::new("activations");
+        let mut i32 = |name: &str, n: usize| plan.add(name, DType::I32, &[n]);
+        let ids = i32("token ids", n);
+        let positions = i32("positions", n);
+        let option_ids = i32("option ids", n);
+        let types = i32("question types", n);
+        let row_starts = i32("row starts", r + 1);
+        let selected = i32("selected tokens", s);
+        let selected_starts = i32("selected starts", r + 1);
+        let selected_positions = i32("selected positions", s);
+        let selected_types = i32("selected types", s);
+        let markers = i32("markers", s);
+        let firsts = i32("first tokens", r);
+        let mut f32 = |name: &str, n: usize| plan.add(name, DType::F32, &[n]);
+        let x = f32("residual stream", n * d);
+        let y = f32("normalised", n * d);
+        let wide = f32("wide", n * widths.wide);
+        let mean = f32("mean", n.max(s));
+        let rstd = f32("rstd", n.max(s));
+        let sx = f32("selected stream", s * d);
+        let sy = f32("selected normalised", s * d);
+        let sq = f32("selected queries", s * d);
+        let swide = f32("selected wide", s * widths.wide_selected);
+        let logits = f32("logits", s);
+        let act = [0, 1, 2].map(|i| f32(["action input", "action hidden", "action logits"][i], r * widths.act[i]));
+        let bytes = widths.heads.map(|h| encoder_attention::workspace_bytes(device, r, h, d));
+        let workspace = plan.add("workspace", DType::U8, &[bytes[0].max(bytes[1])]);
+        let arena = Arena::allocate(device, plan)?;
+        let t = |slot| arena.tensor(slot);
+        Ok(Buffers {
+            capacity,
+            ids: t(ids),
+            positions: t(positions),
+            option_ids: t(option_ids),
+            types: t(types),
+            row_starts: t(row_starts),
+            selected: t(selected),
+            selected_starts: t(selected_starts),
+            selected_positions: t(selected_positions),
+            selected_types: t(selected_types),
+            markers: t(markers),
+            firsts: t(firsts),
+            x: t(x),
+            y: t(y),
+            wide: t(wide),
+            mean: t(mean),
+            rstd: t(rstd),
+            sx: t(sx),
+            sy: t(sy),
+            sq: t(sq),
+            swide: t(swide),
+            logits: t(logits),
+            act: act.map(t),
+            workspace: t(workspace),
+            arena,
+        })
+    }
+}
+
+/// What a pack of rows says, on the host.
+#[derive(Default)]
+pub(crate) struct Pack {
+    pub(crate) ids: Vec<i32>,
+    pub(crate) positions: Vec<i32>,
+    /// Empty in the sequential layout.
+    pub(crate) option_ids: Vec<i32>,
+    /// The question type of each token's row.
+    pub(crate) types: Vec<i32>,
+    /// Starts at 0, one more than there are rows.
+    pub(crate) row_starts: Vec<i32>,
+    /// First token and markers of each row, counted from the start of the pack.
+    pub(crate) selected: Vec<i32>,
+    pub(crate) selected_starts: Vec<i32>,
+}
+
+impl Pack {
+    pub(crate) fn rows(&self) -> usize {
+        self.row_starts.len() - 1
+    }
+
+    pub(crate) fn capacity(&self) -> Capacity {
+        Capacity { tokens: self.ids.len(), rows: self.rows(), selected: self.selected.len() }
+    }
+}
+
+/// The buffers cut to a pack.
+pub(crate) struct Views {
+    pub(crate) device: Device,
+    pub(crate) ids: Tensor,
+    pub(crate) positions: Tensor,
+    pub(crate) option_ids: Option<Tensor>,
+    pub(crate) types: Tensor,
+    pub(crate) row_starts: Tensor,
+    pub(crate) selected: Tensor,
+    pub(crate) selected_starts: Tensor,
+    pub(crate) selected_positions: Tensor,
+    pub(crate) selected_types: Tensor,
+    /// Which selected tokens are markers.
+    pub(crate) markers: Tensor,
+    /// Which selected tokens are the first of their row.
+    pub(crate) firsts: Tensor,
+    /// `(N, D)`: the residual stream.
+    pub(crate) x: Tensor,
+    /// `(N, D)`.
+    pub(crate) y: Tensor,
+    pub(crate) wide: Tensor,
+    pub(crate) mean: Tensor,
+    pub(crate) rstd: Tensor,
+    /// `(S, D)`: the residual stream of selected tokens.
+    pub(crate) sx: Tensor,
+    pub(crate) sy: Tensor,
+    pub(crate) sq: Tensor,
+    pub(crate) swide: Tensor,
+    pub(crate) logits: Tensor,
+    pub(crate) act: [Tensor; 3],
+    pub(crate) workspace: Tensor,
+}
+
+impl Views {
+    /// Uploads a pack.
+    pub(crate) fn of(device: &Device, buffers: &Buffers, widths: &Widths, pack: &Pack) -> Result<Self> {
+        let Capacity { tokens: n, rows: r, selected: s } = pack.capacity();
+        let d = widths.hidden;
+        let of_selected = |all: &[i32]| pack.selected.iter().map(|&t| all[t as usize]).collect::<Vec<_>>();
+        let firsts = &pack.selected_starts[..r];
+        let markers: Vec<i32> = pack.selected_starts.windows(2).flat_map(|span| span[0] + 1..span[1]).collect();
+        let upload = |buffer: &Tensor, values: &[i32]| {
+            let t = buffer.slice(0, &[values.len()])?;
+            t.write_i32(values)?;
+            Ok(t)
+        };
+        let f = |buffer: &Tensor, rows: usize, cols: usize| buffer.slice(0, &[rows, cols]);
+        let b = buffers;
+        Ok(Views {
+            device: device.clone(),
+            ids: upload(&b.ids, &pack.ids)?,
+            positions: upload(&b.positions, &pack.positions)?,
+            option_ids: if pack.option_ids.is_empty() { None } else { Some(upload(&b.option_ids, &pack.option_ids)?) },
+            types: upload(&b.types, &pack.types)?,
+            row_starts: upload(&b.row_starts, &pack.row_starts)?,
+            selected: upload(&b.selected, &pack.selected)?,
+            selected_starts: upload(&b.selected_starts, &pack.selected_starts)?,
+            selected_positions: upload(&b.selected_positions, &of_selected(&pack.positions))?,
+            selected_types: upload(&b.selected_types, &of_selected(&pack.types))?,
+            markers: upload(&b.markers, &markers)?,
+            firsts: upload(&b.firsts, firsts)?,
+            x: f(&b.x, n, d)?,
+            y: f(&b.y, n, d)?,
+            wide: f(&b.wide, n, widths.wide)?,
+            mean: b.mean.clone(),
+            rstd: b.rstd.clone(),
+            sx: f(&b.sx, s, d)?,
+            sy: f(&b.sy, s, d)?,
+            sq: f(&b.sq, s, d)?,
+            swide: f(&b.swide, s, widths.wide_selected)?,
+            logits: f(&b.logits, markers.len(), 1)?,
+            act: [f(&b.act[0], r, widths.act[0])?, f(&b.act[1], r, widths.act[1])?, f(&b.act[2], r, widths.act[2])?],
+            workspace: b.workspace.clone(),
+        })
+    }
+
+    /// The wide buffer as `(N, width)`.
+    pub(crate) fn wide(&self, width: usize) -> Result<Tensor> {
+        self.wide.slice(0, &[self.x.shape()[0], width])
+    }
+}

@@ -1,0 +1,4 @@
+//! The Laya model: recorded results, an independent f64 forward pass, and what must not change a result.
+
+mod common;
+mod parity;
