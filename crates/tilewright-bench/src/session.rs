@@ -60,27 +60,34 @@ pub fn run(
     watch: &mut dyn FnMut(&Progress),
 ) -> Result<(Record, PathBuf)> {
     let (mut plan, text) = Plan::read(path, &options.set)?;
-    plan.kind = options.kind.unwrap_or(plan.kind);
-    plan.pairs = options.pairs.unwrap_or(plan.pairs);
-    plan.seed = options.seed.unwrap_or(plan.seed);
-    if let Some(name) = options.cases.iter().find(|n| plan.cases.iter().all(|c| c.name != **n)) {
+    let old = options.resume.as_deref().map(Record::read).transpose()?;
+    // A partial record says itself what was asked for.
+    plan.kind = options.kind.or(old.as_ref().map(|r| r.kind)).unwrap_or(plan.kind);
+    plan.pairs = options.pairs.or(old.as_ref().map(|r| r.settings.pairs)).unwrap_or(plan.pairs);
+    plan.seed = options.seed.or(old.as_ref().map(|r| r.settings.seed)).unwrap_or(plan.seed);
+    let mut cases = options.cases.clone();
+    if let (true, Some(old)) = (cases.is_empty(), &old) {
+        cases = old.settings.cases.iter().map(|c| c.name.clone()).collect();
+    }
+    if let Some(name) = cases.iter().find(|n| plan.cases.iter().all(|c| c.name != **n)) {
         return Err(Error::config(format!("the plan has no case `{name}`"), "name one of its [[cases]]"));
     }
-    plan.cases.retain(|c| options.cases.is_empty() || options.cases.contains(&c.name));
+    plan.cases.retain(|c| cases.is_empty() || cases.contains(&c.name));
     if plan.kind == Kind::Confirm && plan.pairs < crate::stats::LEAST_CONFIRM {
         return Err(Error::config(
             format!("{} pairs confirm nothing", plan.pairs),
             "use --pairs 60 or more, or --kind screen",
         ));
     }
-    let asked = format!("{text}\n{:?} {} {} {:?}", plan.kind, plan.pairs, plan.seed, options.cases);
+    let names: Vec<&str> = plan.cases.iter().map(|c| c.name.as_str()).collect();
+    let asked = format!("{text}\n{:?} {} {} {names:?}", plan.kind, plan.pairs, plan.seed);
     let fresh = new_record(&plan, inputs::sha256(asked.as_bytes()), options)?;
-    let (record, file) = match &options.resume {
-        None => {
+    let (record, file) = match (old, &options.resume) {
+        (Some(old), Some(file)) => (take_up(old, fresh, file)?, file.clone()),
+        _ => {
             let file = options.out.join(fresh.file_name());
             (fresh, file)
         }
-        Some(file) => (take_up(Record::read(file)?, fresh, file)?, file.clone()),
     };
     let begin = Instant::now();
     let total = plan.cases.len() * plan.pairs * record.arms.len();

@@ -265,14 +265,16 @@ fn an_interrupted_run_is_partial_and_goes_on() {
             stop.store(true, Ordering::Relaxed);
         }
     };
-    let (partial, file) = session::run(&bench.path("plan.toml"), &bench.options(), &stop, watch).unwrap();
+    let asked = Options { pairs: Some(14), seed: Some(5), ..bench.options() };
+    let (partial, file) = session::run(&bench.path("plan.toml"), &asked, &stop, watch).unwrap();
     assert_eq!(partial.status, Status::Partial);
     let pairs = |r: &Record| r.samples.iter().filter(|s| s.phase == Phase::Pair).count();
-    assert!((15..36).contains(&pairs(&partial)), "{}", pairs(&partial));
+    assert!((15..42).contains(&pairs(&partial)), "{}", pairs(&partial));
+    // What was asked for need not be said again.
     let options = Options { resume: Some(file.clone()), ..bench.options() };
     let (whole, same_file) = bench.run_with(&text, &options, &AtomicBool::new(false));
     assert_eq!((whole.status, &same_file), (Status::Ok, &file));
-    assert_eq!((pairs(&whole), whole.segments.len()), (36, 2));
+    assert_eq!((pairs(&whole), whole.segments.len(), whole.settings.seed), (42, 2, 5));
     assert_eq!(whole.session_id, partial.session_id);
     assert_eq!(whole.order, partial.order);
     // Another plan is not the same session, and a finished one is not partial.

@@ -71,7 +71,7 @@ struct RunArgs {
     /// Confirm on a loaded machine too; the record is labelled and carries no claim
     #[arg(long)]
     force: bool,
-    /// Go on with a partial record
+    /// Go on with a partial record: kind, pairs, seed and cases are taken from it, variables (--set) are not
     #[arg(long, value_name = "RECORD")]
     resume: Option<PathBuf>,
     /// Folder of records
@@ -131,6 +131,8 @@ fn carry_out(args: RunArgs) -> anyhow::Result<()> {
         out: args.out,
         resume: args.resume,
     };
+    // Values of variables are not in the record; a run that goes on wants them again.
+    let set: String = options.set.iter().map(|(name, value)| format!(" --set {name}={value}")).collect();
     let mut line = Line::new();
     let (record, file) = session::run(&args.plan, &options, &stop, &mut |p| line.show(p))?;
     line.end();
@@ -139,7 +141,7 @@ fn carry_out(args: RunArgs) -> anyhow::Result<()> {
         Status::Ok => Ok(()),
         Status::Error => bail!("{} arms went wrong; the record has a row for each", record.errors.len()),
         Status::Partial => {
-            bail!("interrupted; go on with `tilewright bench run {} --resume {}`", args.plan.display(), file.display())
+            bail!("interrupted; go on with `tilewright bench run {}{set} --resume {}`", args.plan.display(), file.display())
         }
         Status::RefusedEnvironment => bail!(
             "this machine cannot confirm now: {}; wait, use --kind screen, or --force to have it labelled",

@@ -41,7 +41,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let config = Gpt2Config::from_descriptor(&args.model)?;
     let options =
         Options { recompute: Recompute::try_from(args.recompute)?, ..Options::training(args.batch, args.seq_len) };
-    let mut model = Gpt2::new(&Device::cpu(), config, options)?;
+    let device = Device::cpu();
+    let mut model = Gpt2::new(&device, config, options)?;
     model.init_random(42)?;
     let batches = random_batches(args.ring, args.batch * args.seq_len, config.vocab_size);
 
@@ -65,7 +66,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                     if !read.is_empty() {
                         batches = read;
                     }
-                    json!({"ok": "prepare", "inputs": told})
+                    json!({"ok": "prepare", "inputs": told, "live_bytes": device.live_bytes() + device.scratch_bytes()})
                 }
                 Err(error) => json!({"error": format!("{error:#}")}),
             },
@@ -75,7 +76,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                 step += 1;
                 let start = Instant::now();
                 let loss = train_step(&mut model, tokens, targets, step, args.clip)?;
-                json!({"ok": "run", "ns": start.elapsed().as_nanos() as u64, "metrics": {"loss": loss}})
+                let ns = start.elapsed().as_nanos() as u64;
+                // All of it was allocated before the first step: what lives is also the most that lived.
+                let bytes = device.live_bytes() + device.scratch_bytes();
+                json!({"ok": "run", "ns": ns, "live_bytes": bytes, "peak_bytes": bytes, "metrics": {"loss": loss}})
             }
             "quit" => json!({"ok": "quit"}),
             other => json!({"error": format!("no request `{other}`; see docs/bench-protocol.md")}),

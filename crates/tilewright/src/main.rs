@@ -4,6 +4,7 @@
 //! and its causes on standard error), 2 the command line was wrong.
 
 mod bench;
+mod bench_product;
 mod bench_step;
 mod convert;
 mod data;
@@ -52,6 +53,9 @@ enum Command {
     /// One training step whenever told to (for comparisons)
     #[command(hide = true)]
     BenchStep(bench_step::Args),
+    /// The matrix products of a layer whenever told to (for comparisons)
+    #[command(hide = true)]
+    BenchProduct(bench_product::Args),
 }
 
 fn main() -> ExitCode {
@@ -81,6 +85,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => bench::run(args),
         Command::BenchStep(args) => bench_step::run(args),
+        Command::BenchProduct(args) => bench_product::run(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

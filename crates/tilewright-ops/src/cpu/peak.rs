@@ -12,10 +12,20 @@ const PIECES: usize = 32;
 /// this machine, and returns the number of floating-point operations (two a multiply-add).
 pub fn run_multiply_adds(cpu: &Cpu) -> f64 {
     let pieces = PIECES * cpu.threads();
-    cpu.pool().run(pieces, &|_, _| {
-        std::hint::black_box(multiply_adds(std::hint::black_box(ROUNDS), std::hint::black_box(0.999)));
-    });
+    run_pieces(cpu, pieces, ROUNDS);
     (pieces * ROUNDS * FLOPS_A_ROUND) as f64
+}
+
+/// [`run_multiply_adds`] of as near to `flops` operations as whole rounds allow: at least as many, and at most one round a piece more.
+pub fn run_flops(cpu: &Cpu, flops: f64) {
+    let pieces = (PIECES * cpu.threads()).max((flops / (ROUNDS * FLOPS_A_ROUND) as f64) as usize);
+    run_pieces(cpu, pieces, (flops / (pieces * FLOPS_A_ROUND) as f64).ceil() as usize);
+}
+
+fn run_pieces(cpu: &Cpu, pieces: usize, rounds: usize) {
+    cpu.pool().run(pieces, &|_, _| {
+        std::hint::black_box(multiply_adds(std::hint::black_box(rounds), std::hint::black_box(0.999)));
+    });
 }
 
 #[cfg(target_arch = "x86_64")]
