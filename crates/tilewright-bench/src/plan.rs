@@ -178,7 +178,7 @@ pub struct TensorSpec {
 
 /// How values are drawn. Never zeros: they compress, and some kernels skip them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+#[serde(tag = "kind", rename_all = "lowercase", try_from = "RawDistribution")]
 pub enum Distribution {
     /// f32, normal with mean 0.
     Normal {
@@ -195,11 +195,38 @@ pub enum Distribution {
         /// One above the greatest.
         high: u32,
         /// Share of ignored rows.
-        #[serde(default)]
         ignored: f64,
     },
     /// u8, random bytes.
     Bytes,
+}
+
+/// A distribution as it is read. Enums that serde reads by a tag go through a buffer that holds no number of arbitrary precision.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawDistribution {
+    kind: String,
+    std: Option<f64>,
+    high: Option<u32>,
+    ignored: Option<f64>,
+}
+
+impl TryFrom<RawDistribution> for Distribution {
+    type Error = String;
+
+    fn try_from(raw: RawDistribution) -> Result<Self, String> {
+        let RawDistribution { kind, std, high, ignored } = raw;
+        match (kind.as_str(), std, high, ignored) {
+            ("normal", Some(std), None, None) => Ok(Distribution::Normal { std }),
+            ("uniform", None, Some(high), None) => Ok(Distribution::Uniform { high }),
+            ("zipf", None, Some(high), ignored) => Ok(Distribution::Zipf { high, ignored: ignored.unwrap_or(0.0) }),
+            ("bytes", None, None, None) => Ok(Distribution::Bytes),
+            _ => Err(format!(
+                "no distribution `{kind}` with these keys; write `normal` with `std`, `uniform` with `high`, `zipf` with `high` and \
+                 perhaps `ignored`, or `bytes`"
+            )),
+        }
+    }
 }
 
 /// How an arm is spoken to.

@@ -79,12 +79,24 @@ pub struct InputFile {
 
 /// A number or a list of numbers told beside the time, such as a loss or logits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, try_from = "Value")]
 pub enum Metric {
     /// One number.
     Number(f64),
     /// Several.
     List(Vec<f64>),
+}
+
+impl TryFrom<Value> for Metric {
+    type Error = &'static str;
+
+    fn try_from(value: Value) -> Result<Self, Self::Error> {
+        let metric = match &value {
+            Value::Array(list) => list.iter().map(Value::as_f64).collect::<Option<Vec<_>>>().map(Metric::List),
+            value => value.as_f64().map(Metric::Number),
+        };
+        metric.ok_or("a metric is a number or a list of numbers")
+    }
 }
 
 /// The answer to `hello`.
@@ -191,12 +203,8 @@ pub fn parse(line: &str, asked: &str) -> Result<Answer, Nonsense> {
             }
             let mut metrics = BTreeMap::new();
             for (name, value) in object.get("metrics").and_then(Value::as_object).into_iter().flatten() {
-                let metric = match value {
-                    Value::Array(list) if list.len() <= MAX_LIST => {
-                        list.iter().map(Value::as_f64).collect::<Option<Vec<_>>>().map(Metric::List)
-                    }
-                    value => value.as_f64().map(Metric::Number),
-                };
+                let short = value.as_array().is_none_or(|list| list.len() <= MAX_LIST);
+                let metric = Metric::try_from(value.clone()).ok().filter(|_| short);
                 let metric = metric.ok_or_else(|| garbage(format!("metric `{}` is no number", shortened(name))))?;
                 metrics.insert(name.clone(), metric);
             }

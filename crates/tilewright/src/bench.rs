@@ -141,7 +141,11 @@ fn carry_out(args: RunArgs) -> anyhow::Result<()> {
         Status::Ok => Ok(()),
         Status::Error => bail!("{} arms went wrong; the record has a row for each", record.errors.len()),
         Status::Partial => {
-            bail!("interrupted; go on with `tilewright bench run {}{set} --resume {}`", args.plan.display(), file.display())
+            bail!(
+                "interrupted; go on with `tilewright bench run {}{set} --resume {}`",
+                args.plan.display(),
+                file.display()
+            )
         }
         Status::RefusedEnvironment => bail!(
             "this machine cannot confirm now: {}; wait, use --kind screen, or --force to have it labelled",
