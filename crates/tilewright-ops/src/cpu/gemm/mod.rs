@@ -29,6 +29,8 @@ use super::{Cpu, Element, Isa};
 use block::{A_FLOATS, B_FLOATS, Block, Operand, Panels, k_step};
 pub(crate) use finish::{Finish, MatMut};
 pub(crate) use kernel::Kernel;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use pack::avx512;
 use pack::{View, panel_floats};
 
 /// A matrix operand: `data[i * row_stride + j * col_stride]`, in any float type.

@@ -1,4 +1,4 @@
-//! AVX-512: tiles of up to 14 rows x 32 columns, 28 of the 32 registers as accumulators; and the packing of rows and weights by transposes in registers.
+//! AVX-512 tiles: up to 14 rows x 32 columns, 28 of the 32 registers as accumulators.
 
 use std::arch::x86_64::*;
 

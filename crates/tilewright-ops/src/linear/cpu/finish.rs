@@ -1,5 +1,7 @@
 //! From finished sums to the output: bias, activation, residual, in one pass over a tile that is still in the first cache.
 
+#[cfg(target_arch = "x86_64")]
+use super::avx512_finish::{self, Then};
 use super::{Activation, WIDTH};
 use crate::cpu::isa::per_isa;
 use crate::cpu::{Isa, math};
@@ -18,6 +20,29 @@ pub(super) struct Finish<'a> {
 }
 
 impl Finish<'_> {
+    /// Asks for the lines of the output that a tile will write. They may lie far away, and the tile takes thousands of cycles.
+    pub(super) fn prefetch(&self, isa: Isa, row: usize, rows: usize, column: usize, columns: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if isa == Isa::Avx512 {
+            let out = self.out.wrapping_add(row * self.columns + column);
+            avx512_finish::prefetch(out, rows, self.columns, columns);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (isa, row, rows, column, columns);
+    }
+
+    /// The activation as one of those that AVX-512 applies in registers.
+    #[cfg(target_arch = "x86_64")]
+    fn in_registers(&self) -> Option<Then> {
+        match self.activation {
+            Activation::None => Some(Then::Nothing),
+            Activation::Relu => Some(Then::Relu),
+            Activation::Gelu(Gelu::Erf) => Some(Then::Gelu),
+            Activation::Geglu => Some(Then::Geglu),
+            Activation::Gelu(Gelu::Tanh) => None,
+        }
+    }
+
     /// Finishes a tile of sums, `width` a row: elements `(row.., column..column + columns)` of the output.
     ///
     /// # Safety
@@ -38,6 +63,21 @@ impl Finish<'_> {
                 let gates = self.columns + column;
                 bias[width / 2..width / 2 + columns].copy_from_slice(&all[gates..gates + columns]);
             }
+        }
+        #[cfg(target_arch = "x86_64")]
+        if isa == Isa::Avx512
+            && let Some(then) = self.in_registers()
+        {
+            let at = row * self.columns + column;
+            // SAFETY: the caller vouches for the elements.
+            unsafe {
+                let residual = self.residual.map(|r| r.add(at));
+                let (sums, rows, out) = (sums.as_ptr(), sums.len() / width, self.out.add(at));
+                avx512_finish::finish(then, sums, rows, &bias, residual, out, self.columns, columns);
+            }
+            return;
+        }
+        if self.bias.is_some() {
             add_bias(isa, sums, &bias[..width]);
         }
         match self.activation {

@@ -3,6 +3,10 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_finish;
+#[cfg(target_arch = "x86_64")]
+mod avx512_pack;
 mod finish;
 mod kernel;
 mod pack;
@@ -36,7 +40,10 @@ const ROWS: usize = 288;
 const NEAR_WORDS: usize = 160 << 10;
 
 /// The part of a thread's buffer that holds packed rows.
-const A_WORDS: usize = Scratch::THREAD_FLOATS - WIDTH * (ROWS + KC);
+const A_WORDS: usize = Scratch::THREAD_FLOATS - WIDTH * (ROWS + KC) - PAD;
+
+/// Words that packing may overwrite behind a tile: the next one is packed later, and behind the last one lie these.
+const PAD: usize = 16;
 
 /// Multiply-adds below which waking other threads costs more than it gives.
 const SERIAL: usize = 1 << 18;
@@ -198,7 +205,7 @@ impl Call<'_> {
         let kc = self.step.min(k - k0);
         let at = self.tile_start(rows, tile, k0);
         let width = if self.engine.tight { count } else { self.engine.rows };
-        let a = &mut a[at..at + width * self.engine.row_words(kc)];
+        let a = &mut a[at..at + width * self.engine.row_words(kc) + PAD];
         // SAFETY: rows `first..first + count` of the block and steps `k0..k0 + kc` exist.
         unsafe { pack::rows(&self.engine, self.x.add((rows.first + first) * k + k0), k, count, kc, width, a) };
     }
@@ -246,6 +253,9 @@ impl Call<'_> {
                 let packed = &a[self.tile_start(rows, tile, k0)..];
                 let sums = &mut sums[first * width..(first + count) * width];
                 let ahead = kernel::Ahead { ptr: ahead.wrapping_add(tile * a_tile), bytes: a_tile };
+                if last {
+                    self.finish.prefetch(engine.isa, rows.first + first, count, column, columns);
+                }
                 // SAFETY: the panels hold `words` steps and the tile is `count` rows.
                 unsafe {
                     engine.multiply(words, packed.as_ptr().cast(), b, sums.as_mut_ptr(), count, index > 0, ahead);

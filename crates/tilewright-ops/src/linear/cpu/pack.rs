@@ -3,6 +3,8 @@
 use tilewright_core::{DType, bf16, f16};
 
 use super::super::weight::{Layout, Panels};
+#[cfg(target_arch = "x86_64")]
+use super::avx512_pack;
 use super::kernel::{Engine, Form};
 use crate::Tensor;
 use crate::cpu::disjoint::Disjoint;
@@ -53,6 +55,14 @@ fn panel<T: Element>(isa: Isa, source: &[T], panels: &Panels, index: usize, out:
 
 fn columns<T: Element, U: Element>(isa: Isa, source: &[T], panels: &Panels, index: usize, out: &mut [u8]) {
     let Panels { k, width, .. } = *panels;
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Avx512 {
+        let rows = std::array::from_fn(|column| {
+            source_row(panels, index, column).map(|row| source[row * k..(row + 1) * k].as_ptr())
+        });
+        // SAFETY: the rows were just made of slices; the panel starts at a multiple of 64 bytes, since the memory and the size of a panel do.
+        return unsafe { avx512_pack::panel::<T, U>(&rows, k, out.as_mut_ptr().cast()) };
+    }
     // SAFETY: the memory starts at a multiple of 64 bytes and holds elements of this type; every bit pattern is one.
     let out = unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<U>(), out.len() / size_of::<U>()) };
     for column in 0..width {
@@ -77,7 +87,7 @@ per_isa! {
 /// up to `width` are zeros.
 ///
 /// # Safety
-/// The rows exist, and `out` holds `width` rows.
+/// The rows exist, and `out` holds `width` rows and `PAD` words behind them that may be overwritten.
 pub(super) unsafe fn rows(
     engine: &Engine,
     x: *const f32,
@@ -87,6 +97,16 @@ pub(super) unsafe fn rows(
     width: usize,
     out: &mut [f32],
 ) {
+    #[cfg(target_arch = "x86_64")]
+    if engine.isa == Isa::Avx512 {
+        let kind = match (engine.form, engine.round_rows) {
+            (Form::Pairs, _) => avx512_pack::Rows::Pairs,
+            (_, true) => avx512_pack::Rows::Rounded,
+            _ => avx512_pack::Rows::F32,
+        };
+        // SAFETY: passed on; the caller keeps the padding free.
+        return unsafe { avx512_pack::rows(kind, x, stride, rows, kc, out.as_mut_ptr()) };
+    }
     for row in 0..width {
         // SAFETY: the caller vouches for the rows.
         let x = if row < rows { unsafe { std::slice::from_raw_parts(x.add(row * stride), kc) } } else { &[] };
@@ -110,6 +130,18 @@ pub(super) unsafe fn rows(
 /// The block holds them, an odd last one padded to a pair.
 pub(super) unsafe fn widen(isa: Isa, dtype: DType, block: *const u8, width: usize, kc: usize, out: &mut [f32]) {
     let len = width * kc.next_multiple_of(2);
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Avx512 {
+        assert!(out.len() >= len);
+        // SAFETY: the caller vouches for the block; the room was just compared.
+        return unsafe {
+            if dtype == DType::F16 {
+                avx512_pack::widen::<f16>(block.cast(), kc.div_ceil(2), out.as_mut_ptr());
+            } else {
+                avx512_pack::widen::<bf16>(block.cast(), kc.div_ceil(2), out.as_mut_ptr());
+            }
+        };
+    }
     let out = &mut out[..width * kc];
     // SAFETY: the caller vouches for the block.
     unsafe {

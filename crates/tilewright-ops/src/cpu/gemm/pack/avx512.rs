@@ -12,7 +12,7 @@ use tilewright_core::DType;
 /// The lanes of the mask are readable elements of `T`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
 #[inline]
-unsafe fn load<T: Element>(p: *const T, mask: __mmask16) -> __m512 {
+pub(crate) unsafe fn load<T: Element>(p: *const T, mask: __mmask16) -> __m512 {
     // SAFETY: the caller vouches for the lanes of the mask.
     unsafe {
         match T::DTYPE {
@@ -26,7 +26,8 @@ unsafe fn load<T: Element>(p: *const T, mask: __mmask16) -> __m512 {
     }
 }
 
-const fn lanes(n: usize) -> __mmask16 {
+/// The mask of the first `n` lanes.
+pub(crate) const fn lanes(n: usize) -> __mmask16 {
     if n >= 16 { !0 } else { (1 << n) - 1 }
 }
 
@@ -117,9 +118,10 @@ unsafe fn along_k<T: Element, const W: usize>(view: View, lines: usize, kc: usiz
     }
 }
 
+/// Lane `j` of register `i` becomes lane `i` of register `j`.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn transpose(r: [__m512; 16]) -> [__m512; 16] {
+pub(crate) fn transpose(r: [__m512; 16]) -> [__m512; 16] {
     // Pairs of rows, then fours, inside the 128-bit quarters; then the quarters themselves.
     let mut a = r;
     for i in 0..8 {
@@ -129,7 +131,9 @@ fn transpose(r: [__m512; 16]) -> [__m512; 16] {
     // b[4g + c]: column c of each quarter, rows 4g..4g+4.
     let mut b = a;
     for g in 0..4 {
-        let [x0, x1, y0, y1] = [a[4 * g], a[4 * g + 1], a[4 * g + 2], a[4 * g + 3]].map(|x| _mm512_castps_pd(x));
+        // No `map` here: a closure would be compiled without the instruction set, and called.
+        let (x0, x1) = (_mm512_castps_pd(a[4 * g]), _mm512_castps_pd(a[4 * g + 1]));
+        let (y0, y1) = (_mm512_castps_pd(a[4 * g + 2]), _mm512_castps_pd(a[4 * g + 3]));
         b[4 * g] = _mm512_castpd_ps(_mm512_unpacklo_pd(x0, y0));
         b[4 * g + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x0, y0));
         b[4 * g + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(x1, y1));

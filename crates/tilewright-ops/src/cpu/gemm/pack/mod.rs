@@ -4,7 +4,7 @@
 //! each panel lie [`PAD`] floats that packing may overwrite, so that it can store whole registers.
 
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(crate) mod avx512;
 
 use crate::cpu::element::with_element;
 use crate::cpu::{Element, Isa};
