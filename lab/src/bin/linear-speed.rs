@@ -16,7 +16,7 @@ use std::time::Instant;
 use serde_json::json;
 use tilewright_ops::cpu::peak::run_multiply_adds;
 use tilewright_ops::linear::{Activation, Forward, Layout, Weight, forward};
-use tilewright_ops::{DType, Device, Tensor, matmul};
+use tilewright_ops::{Arena, DType, Device, Plan, Tensor, matmul};
 
 /// `(N, K, gated)` of the large encoder and its head.
 const LARGE: [(usize, usize, bool); 6] = [
@@ -145,6 +145,14 @@ fn numbers(device: &Device, dtype: DType, shape: &[usize]) -> Tensor {
     t
 }
 
+/// Tensors of one arena.
+fn arena(device: &Device, count: usize, dtype: DType, shape: &[usize]) -> Vec<Tensor> {
+    let mut plan = Plan::new("linear-speed");
+    let slots: Vec<_> = (0..count).map(|i| plan.add(format!("copy {i}"), dtype, shape)).collect();
+    let arena = ok(Arena::allocate(device, plan));
+    slots.into_iter().map(|slot| arena.tensor(slot)).collect()
+}
+
 /// One layer: copies of its weight for each variant.
 struct Case {
     shape: (usize, usize),
@@ -159,10 +167,14 @@ impl Case {
         let copies = |size: usize| cold.div_ceil(n * k * size).max(1);
         let source = numbers(device, DType::F32, &[n, k]);
         let layout = if gated { Layout::Gated } else { Layout::Plain };
+        // One arena each, as models have: it lies in large pages.
         let packed = PRECISIONS.map(|precision| {
-            (0..copies(precision.size())).map(|_| ok(Weight::pack(device, &source, precision, layout))).collect()
+            let bytes = ok(Weight::packed_bytes(device, n, k, precision, layout));
+            let slots = arena(device, copies(precision.size()), DType::U8, &[bytes]);
+            slots.iter().map(|slot| ok(Weight::pack_into(device, &source, precision, layout, slot))).collect()
         });
-        let plain = (0..copies(4)).map(|_| numbers(device, DType::F32, &[n, k])).collect();
+        let plain = arena(device, copies(4), DType::F32, &[n, k]);
+        plain.iter().for_each(|t| ok(t.copy_from(&source)));
         Case { shape: (n, k), gated, bias: numbers(device, DType::F32, &[n]), plain, packed }
     }
 
@@ -216,7 +228,7 @@ fn pack(device: &Device) {
         let sources: Vec<Tensor> = (0..12).map(|_| numbers(device, source_type, &[n, k])).collect();
         for precision in PRECISIONS {
             let bytes = ok(Weight::packed_bytes(device, n, k, precision, Layout::Gated));
-            let memory: Vec<Tensor> = sources.iter().map(|_| ok(Tensor::zeros(device, DType::U8, &[bytes]))).collect();
+            let memory = arena(device, sources.len(), DType::U8, &[bytes]);
             let mut times = Vec::new();
             // The first round meets memory that the system has not handed out yet, as a load does.
             for _ in 0..3 {
