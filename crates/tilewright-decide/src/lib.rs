@@ -1,3 +1,48 @@
 //! Typed decisions: text and typed questions in, calibrated probabilities out, in one pass of a Laya checkpoint.
 //!
 //! Pure functions around a [`tilewright_models::laya::Scorer`]: no sockets, no threads. Behaviour follows the `laya` package, version 0.4.15.
+//!
+//! | module | from | to |
+//! |---|---|---|
+//! | `question` | JSON definitions | checked [`Question`]s with option texts |
+//! | `prompt` | a question and a state | a row of token ids |
+//! | `answer` | the logits of a row | an [`Answer`] |
+//! | `calibrate` | checkpoint, file, language | the temperature of each answer |
+//! | `gate` | an answer | passed or abstained |
+//! | `agent` | states and questions | [`Prediction`]s: batches, long states, shortlists, tournaments |
+//! | `schema` | a JSON schema | questions, and answers as its values |
+
+mod agent;
+mod answer;
+mod calibrate;
+mod distribution;
+mod error;
+mod explain;
+mod gate;
+mod json;
+mod observer;
+mod prediction;
+mod prompt;
+mod python;
+mod question;
+mod schema;
+mod tokenizer;
+mod usage;
+
+pub use agent::{Agent, Embed, Limits, PredictOptions, SHORTLIST_K, TOURNAMENT_GROUP};
+pub use answer::{Answer, AnswerValue, Window};
+pub use calibrate::{
+    Applied, BUCKETS, Binning, Calibration, CalibrationFile, Identity, TEMPERATURE_RANGE, Temperatures, bucket,
+};
+pub use distribution::{Distribution, TOLERANCE};
+pub use error::{Error, Result};
+pub use explain::{Explanation, Part, Segment, Token};
+pub use gate::{Abstention, Gate, Verdict};
+pub use json::{float, float_text, json_text, round4};
+pub use observer::Observer;
+pub use prediction::{Prediction, Provenance};
+pub use prompt::{Budget, Cut, Head, PromptRow, StateTokens};
+pub use question::{Question, parse_questions};
+pub use schema::{Decision, schema_questions};
+pub use tokenizer::Tokenizer;
+pub use usage::{OptionUsage, StateUsage, Truncated, Usage};
