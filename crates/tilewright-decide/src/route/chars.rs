@@ -19,16 +19,12 @@ pub fn is_letter(c: char) -> bool {
 
 /// What a word is made of, `[^\W\d_]`: letters and numbers that are no decimal digits (`²`, `Ⅳ`).
 pub fn is_word_letter(c: char) -> bool {
-    is_letter(c)
-        || !c.is_ascii()
-            && matches!(get_general_category(c), Category::LetterNumber | Category::OtherNumber)
+    is_letter(c) || !c.is_ascii() && matches!(get_general_category(c), Category::LetterNumber | Category::OtherNumber)
 }
 
 /// A letter or any number: `\w` without the underscore.
 pub fn is_alphanumeric(c: char) -> bool {
-    is_word_letter(c)
-        || c.is_ascii_digit()
-        || !c.is_ascii() && get_general_category(c) == Category::DecimalNumber
+    is_word_letter(c) || c.is_ascii_digit() || !c.is_ascii() && get_general_category(c) == Category::DecimalNumber
 }
 
 /// `\w`. Combining marks are not in it.
@@ -57,47 +53,6 @@ pub fn words(text: &[char]) -> impl Iterator<Item = &[char]> {
     text.split(|&c| !is_word_letter(c)).filter(|w| !w.is_empty())
 }
 
-/// Python's `repr` of a string: in single quotes unless it holds those and no double ones.
-pub fn python_repr(text: &str) -> String {
-    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
-    let mut out = String::from(quote);
-    for c in text.chars() {
-        match c {
-            '\\' => out += "\\\\",
-            '\n' => out += "\\n",
-            '\r' => out += "\\r",
-            '\t' => out += "\\t",
-            c if c == quote => out.extend(['\\', c]),
-            ' '..='~' => out.push(c),
-            c if c.is_ascii() || !is_printable(c) => {
-                let code = c as u32;
-                out += &match code {
-                    0..=0xff => format!("\\x{code:02x}"),
-                    0x100..=0xffff => format!("\\u{code:04x}"),
-                    _ => format!("\\U{code:08x}"),
-                };
-            }
-            c => out.push(c),
-        }
-    }
-    out.push(quote);
-    out
-}
-
-fn is_printable(c: char) -> bool {
-    !matches!(
-        get_general_category(c),
-        Category::Control
-            | Category::Format
-            | Category::Surrogate
-            | Category::PrivateUse
-            | Category::Unassigned
-            | Category::LineSeparator
-            | Category::ParagraphSeparator
-            | Category::SpaceSeparator
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,19 +79,5 @@ mod tests {
     #[test]
     fn separators_of_ascii_are_space() {
         assert!(is_space('\u{1c}') && is_space('\u{a0}') && is_space('\u{3000}') && !is_space('\u{200b}'));
-    }
-
-    #[test]
-    fn strings_are_quoted_as_python_quotes_them() {
-        for (text, want) in [
-            ("de", "'de'"),
-            ("it's", "\"it's\""),
-            ("it's \"x\"", "'it\\'s \"x\"'"),
-            ("a\\b\n\t\r\u{1}\u{7f}", "'a\\\\b\\n\\t\\r\\x01\\x7f'"),
-            ("é字\u{a0}\u{200b}\u{e000}", "'é字\\xa0\\u200b\\ue000'"),
-            ("\u{1f600}\u{e0001}", "'😀\\U000e0001'"),
-        ] {
-            assert_eq!(python_repr(text), want);
-        }
     }
 }

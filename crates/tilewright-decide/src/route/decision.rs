@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::chars::python_repr;
 use super::detect::Detection;
 use super::registry::{Registry, Source};
 use crate::error::Result;
+use crate::python::{repr_str, strip};
 
 /// Sets of question ids that mean the typed-decisions checkpoint, where that is asked for; sorted.
 const WORKFLOWS: [(&str, [&str; 5]); 4] = [
@@ -104,21 +104,21 @@ impl Rules<'_> {
         };
         if let Some(model) = hints.model {
             let key = self.registry.resolve(model)?;
-            return Ok(decision(&key, format!("explicit model={}", python_repr(model))));
+            return Ok(decision(&key, format!("explicit model={}", repr_str(model))));
         }
         if let Some(task) = hints.task {
             let typed = task.to_lowercase().replace('-', "_") == "typed_decisions";
             let key = self.registry.resolve(if typed { "typed-decisions" } else { task })?;
-            return Ok(decision(&key, format!("explicit task={}", python_repr(task))));
+            return Ok(decision(&key, format!("explicit task={}", repr_str(task))));
         }
         let workflow = workflow(questions);
         if let Some(name) = workflow.filter(|_| self.auto_task) {
-            let reason = format!("question ids match the {} typed-decisions workflow", python_repr(name));
+            let reason = format!("question ids match the {} typed-decisions workflow", repr_str(name));
             return Ok(Decision { workflow, ..decision("typed-decisions", reason) });
         }
         let by_language = |english: bool| if english { "english" } else { "multilingual" };
         if let Some((lang, english)) = hints.lang.and_then(|lang| Some((lang, is_english(lang)?))) {
-            let reason = format!("explicit lang={}", python_repr(lang));
+            let reason = format!("explicit lang={}", repr_str(lang));
             return Ok(Decision { workflow, ..decision(by_language(english), reason) });
         }
         for (whose, guess) in [("lang_guess", hints.lang_guess), ("Router(lang_guess=...)", self.lang_guess)] {
@@ -157,11 +157,11 @@ impl Rules<'_> {
         let reason = match (&found.mixed_segment, found.language) {
             (Some(segment), language) => format!(
                 "Latin script, mostly English, but a line or field reads as {} ({}); the English checkpoint cannot read it",
-                language.map_or("None".to_owned(), python_repr),
-                python_repr(&segment.chars().take(60).collect::<String>())
+                language.map_or("None".to_owned(), repr_str),
+                repr_str(&segment.chars().take(60).collect::<String>())
             ),
             (None, Some(language)) => {
-                format!("Latin script but language looks like {}, not English", python_repr(language))
+                format!("Latin script but language looks like {}, not English", repr_str(language))
             }
             (None, None) => format!(
                 "Latin script, language not identified but {:.0}% non-English letters; not safe for the English checkpoint",
@@ -174,7 +174,7 @@ impl Rules<'_> {
 
 /// Whether a language code means English; `None` if it names no language (`C.UTF-8`, `und`, blank).
 fn is_english(code: &str) -> Option<bool> {
-    let code = code.trim_matches(super::chars::is_space).to_lowercase();
+    let code = strip(code).to_lowercase();
     let primary = code.split(['.', '_', '-']).next().unwrap_or_default();
     match primary {
         "" | "c" | "posix" | "und" | "zxx" | "mul" => None,
@@ -287,10 +287,9 @@ mod tests {
     fn an_unknown_model_or_task_is_an_error() {
         let registry = Registry::default();
         let rules = Rules { registry: &registry, default: "multilingual", auto_task: false, lang_guess: None };
-        for hints in [
-            Hints { model: Some("klingon"), ..Hints::default() },
-            Hints { task: Some("klingon"), ..Hints::default() },
-        ] {
+        for hints in
+            [Hints { model: Some("klingon"), ..Hints::default() }, Hints { task: Some("klingon"), ..Hints::default() }]
+        {
             let message = rules.decide(&json!("x"), &json!({}), hints).unwrap_err().to_string();
             assert!(message.starts_with("unknown model 'klingon'; choose one of ['english',"), "{message}");
         }

@@ -1,6 +1,6 @@
 //! Names of checkpoints: the built-in ones, what people type for them, and names of one's own.
 
-use super::chars::python_repr;
+use crate::python::{repr_str, strip};
 
 /// The built-in names, each with its repository and the folder in it.
 pub const BUILT_IN: [(&str, &str); 3] = [
@@ -24,7 +24,7 @@ const ALIASES: [(&str, &str); 10] = [
 
 /// The name without surrounding space, in lower case, an alias replaced by what it stands for.
 pub fn canonical(name: &str) -> String {
-    let key = name.trim_matches(super::chars::is_space).to_lowercase();
+    let key = strip(name).to_lowercase();
     match ALIASES.iter().find(|(alias, _)| *alias == key) {
         Some((_, name)) => (*name).to_owned(),
         None => key,
@@ -43,14 +43,11 @@ pub fn refusal(name: &str, key: &str) -> Option<String> {
     if !valid {
         return Some(format!(
             "invalid checkpoint name {}: use lowercase letters, digits, '.', '_' or '-', starting with a letter or digit",
-            python_repr(name)
+            repr_str(name)
         ));
     }
     (key == "auto").then(|| {
-        format!(
-            "invalid checkpoint name {}: 'auto' means automatic routing in every model= argument",
-            python_repr(name)
-        )
+        format!("invalid checkpoint name {}: 'auto' means automatic routing in every model= argument", repr_str(name))
     })
 }
 
@@ -58,11 +55,11 @@ pub fn refusal(name: &str, key: &str) -> Option<String> {
 pub fn unknown<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
     let list = |mut names: Vec<&str>| {
         names.sort_unstable();
-        names.into_iter().map(python_repr).collect::<Vec<_>>().join(", ")
+        names.into_iter().map(repr_str).collect::<Vec<_>>().join(", ")
     };
     format!(
         "unknown model {}; choose one of [{}] (or an alias: [{}])",
-        python_repr(name),
+        repr_str(name),
         list(known.collect()),
         list(ALIASES.iter().map(|(alias, _)| *alias).collect())
     )
@@ -73,9 +70,9 @@ pub fn typo_warning(key: &str) -> Option<String> {
     let near = BUILT_IN.iter().map(|(name, _)| *name).find(|name| is_one_edit(key, name))?;
     Some(format!(
         "checkpoint name {} is one edit from the built-in {}; it is registered as a separate checkpoint and {} is unchanged",
-        python_repr(key),
-        python_repr(near),
-        python_repr(near)
+        repr_str(key),
+        repr_str(near),
+        repr_str(near)
     ))
 }
 
@@ -141,6 +138,11 @@ mod tests {
     #[test]
     fn an_unknown_name_is_answered_with_the_known_ones() {
         let text = unknown("klingon", ["multilingual", "english"].into_iter());
-        assert!(text.starts_with("unknown model 'klingon'; choose one of ['english', 'multilingual'] (or an alias: ['decisions', "), "{text}");
+        assert!(
+            text.starts_with(
+                "unknown model 'klingon'; choose one of ['english', 'multilingual'] (or an alias: ['decisions', "
+            ),
+            "{text}"
+        );
     }
 }

@@ -70,7 +70,12 @@ impl Registry {
 
     /// Names a checkpoint, or points a known name at another one. A name that looks like a typing error is accepted with a warning.
     /// The key, and whether it was known with another source before.
-    pub fn register(&mut self, name: &str, source: Option<Source>, description: Option<&str>) -> Result<(String, bool)> {
+    pub fn register(
+        &mut self,
+        name: &str,
+        source: Option<Source>,
+        description: Option<&str>,
+    ) -> Result<(String, bool)> {
         let key = names::canonical(name);
         if !names::is_built_in(&key) {
             if let Some(refusal) = names::refusal(name, &key) {
@@ -96,7 +101,7 @@ impl Registry {
     /// Forgets a checkpoint of one's own.
     pub fn unregister(&mut self, name: &str, default: &str) -> Result<String> {
         let key = self.resolve(name)?;
-        let quoted = super::chars::python_repr(&key);
+        let quoted = crate::python::repr_str(&key);
         if names::is_built_in(&key) {
             return value_error!("{quoted} is a built-in checkpoint and cannot be unregistered");
         }

@@ -111,7 +111,10 @@ mod tests {
         for (value, want) in [
             (json!([]), "request 3 must be a dict, got list"),
             (json!({"questions": {}}), "request 3 is missing required key 'state'"),
-            (json!({"state": null, "questions": {}}), "request 3 'state' must not be None; pass a string, dict, or list"),
+            (
+                json!({"state": null, "questions": {}}),
+                "request 3 'state' must not be None; pass a string, dict, or list",
+            ),
             (json!({"state": "x"}), "request 3 is missing required key 'questions'"),
             (json!({"state": "x", "questions": []}), "request 3 'questions' must be a dict, got list"),
             (json!({"state": "x", "questions": {}, "lang": 1}), "request 3 'lang' must be a string, got int"),

@@ -151,9 +151,9 @@ impl<A: Decider> Router<A> {
                     keys.push(self.registry.resolve(name)?);
                 }
             }
-            None => keys.extend(
-                self.registry.names().filter(|key| self.registry.source(key).is_some()).map(str::to_owned),
-            ),
+            None => {
+                keys.extend(self.registry.names().filter(|key| self.registry.source(key).is_some()).map(str::to_owned))
+            }
         }
         keys.sort_unstable();
         keys.dedup();
@@ -186,10 +186,8 @@ impl<A: Decider> Router<A> {
 
     /// Drops what was last used at least `idle` before `now`; the keys. For a server to call from time to time.
     pub fn unload_idle(&mut self, now: Instant, idle: Duration) -> Vec<String> {
-        let (drop, keep) = self
-            .loaded
-            .drain(..)
-            .partition::<Vec<_>, _>(|l| now.saturating_duration_since(l.used) >= idle);
+        let (drop, keep) =
+            self.loaded.drain(..).partition::<Vec<_>, _>(|l| now.saturating_duration_since(l.used) >= idle);
         self.loaded = keep;
         drop.into_iter().map(|l| l.key).collect()
     }
@@ -307,7 +305,12 @@ mod tests {
     type Calls = Arc<Mutex<Vec<String>>>;
 
     impl Decider for Fake {
-        fn predict_batch(&mut self, states: &[Value], questions: &Value, o: &PredictOptions) -> Result<Vec<Prediction>> {
+        fn predict_batch(
+            &mut self,
+            states: &[Value],
+            questions: &Value,
+            o: &PredictOptions,
+        ) -> Result<Vec<Prediction>> {
             let ids: Vec<&str> = questions.as_object().unwrap().keys().map(String::as_str).collect();
             let call = format!(
                 "{} {} {} lang={:?} max_len={:?} gate={}",
@@ -417,7 +420,9 @@ mod tests {
         let stated = Request { lang: Some("de".into()), ..french.clone() };
         router.predict_batch(&[german, french, stated], None).unwrap();
         let calls = taken(&calls);
-        assert!(calls[1].contains("Kunde") && calls[1].contains("je ne suis") && calls[1].contains("lang=Some(\"de\")"));
+        assert!(
+            calls[1].contains("Kunde") && calls[1].contains("je ne suis") && calls[1].contains("lang=Some(\"de\")")
+        );
         assert!(calls[2].contains("je ne suis") && calls[2].contains("lang=None"), "{calls:?}");
     }
 
@@ -519,7 +524,8 @@ mod tests {
         assert_eq!(router.route(&bare).unwrap().model, "multilingual");
         router.set_auto_task(true);
         let ids = ["severity", "disposition", "true_positive", "urgency", "credential_compromise"];
-        let questions: Value = ids.iter().map(|id| ((*id).to_owned(), json!({}))).collect::<serde_json::Map<_, _>>().into();
+        let questions: Value =
+            ids.iter().map(|id| ((*id).to_owned(), json!({}))).collect::<serde_json::Map<_, _>>().into();
         assert_eq!(router.route(&Request::new(json!("x"), questions)).unwrap().model, "typed-decisions");
     }
 }
