@@ -11,20 +11,27 @@
 //! | `gate` | an answer | passed or abstained |
 //! | `agent` | states and questions | [`Prediction`]s: batches, long states, shortlists, tournaments |
 //! | `schema` | a JSON schema | questions, and answers as its values |
+//! | [`route`] | a state and hints | which checkpoint answers; a router of loaded ones |
+//! | [`evaluate`], [`fit`] | answers and labels | accuracy and calibration with intervals; fitted temperatures |
+//! | [`presets`] | a name | ready-made questions |
 
 mod agent;
 mod answer;
 mod calibrate;
 mod distribution;
 mod error;
+pub mod evaluate;
 mod explain;
+pub mod fit;
 mod gate;
 mod json;
 mod observer;
 mod prediction;
+pub mod presets;
 mod prompt;
 mod python;
 mod question;
+pub mod route;
 mod schema;
 mod tokenizer;
 mod usage;

@@ -18,6 +18,7 @@ mod tables;
 
 pub use decision::{Decision, Hints, LanguageGuess, Rules};
 pub use detect::Detection;
+pub use names::canonical as canonical_name;
 pub use registry::{Registry, Source};
 pub use request::Request;
 pub use router::{Decider, Router};

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Hints, LanguageGuess, Registry, Rules};
+use crate::json::json_text;
 
 /// Decides as the recorded router did.
 fn decide(row: &Value) -> Value {
@@ -28,7 +29,7 @@ fn differences(rows: &[Value]) -> Vec<String> {
     let compare = |row: &Value| {
         let decided = decide(row);
         // As text, so that the order of keys and the spelling of numbers count too.
-        (decided.to_string() != row["decision"].to_string())
+        (json_text(&decided) != json_text(&row["decision"]))
             .then(|| format!("{}\n  recorded {}\n  decided  {decided}", row["state"], row["decision"]))
     };
     rows.iter().filter_map(compare).collect()
