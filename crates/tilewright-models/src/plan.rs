@@ -2,7 +2,7 @@
 
 use tilewright_core::Result;
 use tilewright_core::gpt2::Gpt2Config;
-use tilewright_ops::Device;
+use tilewright_ops::{Device, Plan};
 
 use crate::{Gpt2, Options};
 
@@ -43,9 +43,13 @@ impl Report {
 
     /// Describes the memory of a model, real or planned.
     pub fn of(model: &Gpt2) -> Self {
-        let mut sections: Vec<_> = model
-            .arenas()
-            .into_iter()
+        Report::new(&model.arenas(), model.device(), model.config().parameter_count())
+    }
+
+    /// Arenas, then the device's own scratch.
+    pub(crate) fn new(arenas: &[&Plan], device: &Device, parameter_count: usize) -> Self {
+        let mut sections: Vec<_> = arenas
+            .iter()
             .map(|plan| {
                 let ends = plan.slots().iter().skip(1).map(|s| s.offset).chain([plan.bytes()]);
                 let buffers = plan
@@ -57,8 +61,8 @@ impl Report {
                 Section { name: plan.name(), bytes: plan.bytes(), buffers }
             })
             .collect();
-        sections.push(Section { name: "device scratch", bytes: model.device().scratch_bytes(), buffers: vec![] });
-        Report { sections, parameter_count: model.config().parameter_count() }
+        sections.push(Section { name: "device scratch", bytes: device.scratch_bytes(), buffers: vec![] });
+        Report { sections, parameter_count }
     }
 }
 

@@ -29,6 +29,14 @@ impl MappedFile {
         &self.map
     }
 
+    /// Gives the memory of the pages read so far back to the system. They are read again, from the system's cache or from disk, when they are
+    /// looked at again; tensors of the file stay valid.
+    pub fn forget_pages(&self) {
+        #[cfg(unix)]
+        // SAFETY: the mapping is read-only and of a file, so a page that was dropped comes back with the file's bytes: nothing is lost.
+        let _ = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+    }
+
     /// Where the file lay when it was opened.
     pub fn path(&self) -> &Path {
         &self.path
@@ -107,6 +115,16 @@ mod tests {
         let part = t.slice(1000, &[24]).unwrap();
         drop(t);
         assert_eq!(part.read_f32().unwrap(), [3.0; 24]);
+    }
+
+    #[test]
+    fn forgotten_pages_come_back_with_the_same_bytes() {
+        let bytes: Vec<u8> = (0..100_000u32).map(|i| (i * 7) as u8).collect();
+        let file = file("forget", &bytes);
+        let t = Tensor::mapped(&device(), &file, 4096, DType::F16, &[1000]).unwrap();
+        let before = t.read_f32().unwrap();
+        file.forget_pages();
+        assert!(file.bytes() == bytes && t.read_f32().unwrap().iter().zip(&before).all(|(a, b)| a.to_bits() == b.to_bits()));
     }
 
     #[test]

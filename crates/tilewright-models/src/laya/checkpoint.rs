@@ -87,6 +87,11 @@ impl Checkpoint {
         digest::sha256(self.tensors.file.path())
     }
 
+    /// Gives the memory of what was read of the weights' file back.
+    pub(crate) fn forget_pages(&self) {
+        self.tensors.file.forget_pages();
+    }
+
     /// A tensor of the file, in place; on the CPU none of it is read before an op asks for it.
     pub fn tensor(&self, device: &Device, name: &str) -> Result<Tensor> {
         self.tensors.tensor(device, name)

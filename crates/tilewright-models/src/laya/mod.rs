@@ -11,6 +11,7 @@ mod head;
 mod inspect;
 mod model;
 mod params;
+mod plan;
 mod row;
 mod tensors;
 
@@ -19,4 +20,5 @@ pub use config::{AgentConfig, OptionLayout};
 pub use digest::Digests;
 pub use inspect::{FileEntry, Inspection, SpecialToken, inspect};
 pub use model::{Laya, LoadOptions, PACK_TOKENS, Stage};
+pub use plan::{PlanOptions, plan};
 pub use row::{OptionPositions, QuestionType, Row, RowScores, Scorer};

@@ -78,8 +78,13 @@ impl Laya {
 
     /// Loads a checkpoint that is open.
     pub fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Self> {
-        let source = |device: &Device, name: &str| checkpoint.tensor(device, name);
+        let source = |device: &Device, name: &str| {
+            // The tensor before this one has been packed; its pages would count as the process's memory.
+            checkpoint.forget_pages();
+            checkpoint.tensor(device, name)
+        };
         let mut model = Self::build(checkpoint.agent(), checkpoint.encoder(), options, &source)?;
+        checkpoint.forget_pages();
         model.parameters = checkpoint.parameter_count();
         Ok(model)
     }
@@ -273,19 +278,23 @@ impl Laya {
         Err(Error::Argument { op: "laya.score", what: format!("row {index}: {what}") })
     }
 
-    /// Runs rows in packs within the budget.
+    /// Rows in packs within the budget, about equally long.
     fn packs<'r>(&self, rows: &[&'r Row]) -> Vec<Vec<&'r Row>> {
+        let total: usize = rows.iter().map(|r| r.ids.len()).sum();
+        let budget = self.pack_tokens.max(1);
+        let fair = total.div_ceil(total.div_ceil(budget).max(1));
         let mut packs: Vec<Vec<&Row>> = Vec::new();
         let mut tokens = 0;
         for row in rows {
-            tokens += row.ids.len();
+            let n = row.ids.len();
             match packs.last_mut() {
-                Some(pack) if tokens <= self.pack_tokens => pack.push(row),
+                Some(pack) if tokens < fair && tokens + n <= budget => pack.push(row),
                 _ => {
-                    tokens = row.ids.len();
+                    tokens = 0;
                     packs.push(vec![row]);
                 }
             }
+            tokens += n;
         }
         packs
     }
