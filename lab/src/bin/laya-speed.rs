@@ -122,8 +122,11 @@ fn median(times: &[f64]) -> f64 {
 fn peak(device: &Device, options: &Options) -> f64 {
     match device {
         Device::Cpu(cpu) => {
-            let start = options.clock();
-            run_multiply_adds(cpu) / (options.clock() - start) / 1e9
+            let (start, mut work) = (options.clock(), 0.0);
+            while work == 0.0 || options.clock() - start < 0.05 {
+                work += run_multiply_adds(cpu);
+            }
+            work / (options.clock() - start) / 1e9
         }
         _ => 0.0,
     }
@@ -313,7 +316,7 @@ fn parts(model: &Laya, options: &Options, count: usize, length: usize) -> tilewr
     Ok(all)
 }
 
-/// The best mean time of a call in runs of `calls`.
+/// The best mean time of a call, in runs of at least a twentieth of a second: the system counts time on the processor in ticks.
 fn alone(
     options: &Options,
     calls: usize,
@@ -321,11 +324,14 @@ fn alone(
 ) -> tilewright_ops::Result<f64> {
     let mut times = Vec::new();
     for _ in 0..=options.reps {
-        let start = options.clock();
-        for call in 0..calls {
-            op(call)?;
+        let (start, mut rounds) = (options.clock(), 0);
+        while rounds == 0 || options.clock() - start < 0.05 {
+            for call in 0..calls {
+                op(call)?;
+            }
+            rounds += 1;
         }
-        times.push((options.clock() - start) / calls as f64);
+        times.push((options.clock() - start) / (calls * rounds) as f64);
     }
     Ok(best(&times))
 }
