@@ -2,6 +2,8 @@
 //! in its second cache, the panels stream past them in the order of their memory, each read once for all rows of the block.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_finish;

@@ -3,9 +3,9 @@
 use tilewright_core::{DType, bf16, f16};
 
 use super::super::weight::{Layout, Panels};
-#[cfg(target_arch = "x86_64")]
-use super::avx512_pack;
 use super::kernel::{Engine, Form};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512_pack};
 use crate::Tensor;
 use crate::cpu::disjoint::Disjoint;
 use crate::cpu::element::with_element;
@@ -107,19 +107,19 @@ pub(super) unsafe fn rows(
         // SAFETY: passed on; the caller keeps the padding free.
         return unsafe { avx512_pack::rows(kind, x, stride, rows, kc, out.as_mut_ptr()) };
     }
-    for row in 0..width {
-        // SAFETY: the caller vouches for the rows.
-        let x = if row < rows { unsafe { std::slice::from_raw_parts(x.add(row * stride), kc) } } else { &[] };
-        for (step, out) in out.chunks_exact_mut(width).enumerate() {
-            let value = |k: usize| x.get(k).copied().unwrap_or(0.0);
-            out[row] = if engine.form == Form::Pairs {
-                let bits = |k: usize| u32::from(<bf16 as Element>::from_f32(value(k)).to_bits());
-                f32::from_bits(bits(2 * step) | bits(2 * step + 1) << 16)
-            } else if engine.round_rows {
-                <bf16 as Element>::from_f32(value(step)).to_f32()
-            } else {
-                value(step)
-            };
+    // Eight steps at a time keep both the rows read and the steps written in the first cache.
+    const STEPS: usize = 8;
+    for (k0, out) in out[..width * kc].chunks_mut(width * STEPS).enumerate().map(|(i, out)| (i * STEPS, out)) {
+        for row in 0..width {
+            let steps = out.len() / width;
+            // SAFETY: the caller vouches for the rows.
+            let x =
+                if row < rows { unsafe { std::slice::from_raw_parts(x.add(row * stride + k0), steps) } } else { &[] };
+            for step in 0..steps {
+                let value = x.get(step).copied().unwrap_or(0.0);
+                out[step * width + row] =
+                    if engine.round_rows { <bf16 as Element>::from_f32(value).to_f32() } else { value };
+            }
         }
     }
 }
@@ -131,14 +131,16 @@ pub(super) unsafe fn rows(
 pub(super) unsafe fn widen(isa: Isa, dtype: DType, block: *const u8, width: usize, kc: usize, out: &mut [f32]) {
     let len = width * kc.next_multiple_of(2);
     #[cfg(target_arch = "x86_64")]
-    if isa == Isa::Avx512 {
+    if matches!(isa, Isa::Avx512 | Isa::Avx2) {
         assert!(out.len() >= len);
+        let (block, pairs, out) = (block.cast(), kc.div_ceil(2), out.as_mut_ptr());
         // SAFETY: the caller vouches for the block; the room was just compared.
         return unsafe {
-            if dtype == DType::F16 {
-                avx512_pack::widen::<f16>(block.cast(), kc.div_ceil(2), out.as_mut_ptr());
-            } else {
-                avx512_pack::widen::<bf16>(block.cast(), kc.div_ceil(2), out.as_mut_ptr());
+            match (isa, dtype) {
+                (Isa::Avx512, DType::F16) => avx512_pack::widen::<f16>(block, pairs, out),
+                (Isa::Avx512, _) => avx512_pack::widen::<bf16>(block, pairs, out),
+                (_, DType::F16) => avx2::widen::<f16>(block, pairs, out),
+                _ => avx2::widen::<bf16>(block, pairs, out),
             }
         };
     }
