@@ -18,8 +18,9 @@ pub(super) enum Form {
     Pairs,
 }
 
-/// Memory to ask for while a tile is computed.
+/// Memory to ask for while a tile is computed. A hint, which only the AVX-512 kernels take.
 #[derive(Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
 pub(super) struct Ahead {
     pub(super) ptr: *const u8,
     pub(super) bytes: usize,
@@ -79,6 +80,7 @@ impl Engine {
                 #[cfg(target_arch = "x86_64")]
                 (Isa::Avx512, _) => avx512::multiply(words, a, b, sums, rows, add, ahead),
                 _ => {
+                    let _ = ahead;
                     let width = self.kernel.nr;
                     (self.kernel.micro)(words, a.cast(), b.cast(), sums, width, rows, width, 1.0, add);
                 }

@@ -3,7 +3,9 @@
 use tilewright_core::{DType, bf16, f16};
 
 use super::super::weight::{Layout, Panels};
-use super::kernel::{Engine, Form};
+use super::kernel::Engine;
+#[cfg(target_arch = "x86_64")]
+use super::kernel::Form;
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512_pack};
 use crate::Tensor;
