@@ -36,7 +36,7 @@ mod schema;
 mod tokenizer;
 mod usage;
 
-pub use agent::{Agent, Embed, Limits, PredictOptions, SHORTLIST_K, TOURNAMENT_GROUP};
+pub use agent::{Agent, Embed, Limits, OpenOptions, PredictOptions, SHORTLIST_K, TOURNAMENT_GROUP};
 pub use answer::{Answer, AnswerValue, Window};
 pub use calibrate::{
     Applied, BUCKETS, Binning, Calibration, CalibrationFile, Identity, TEMPERATURE_RANGE, Temperatures, bucket,

@@ -2,8 +2,10 @@
 
 mod long;
 mod narrow;
+mod open;
 
 pub use narrow::{Embed, SHORTLIST_K, TOURNAMENT_GROUP};
+pub use open::OpenOptions;
 
 use std::collections::HashMap;
 use std::sync::Arc;
