@@ -54,7 +54,13 @@ pub fn float_text(x: f64) -> String {
     if x.is_infinite() {
         return if x > 0.0 { "inf".into() } else { "-inf".into() };
     }
-    let text = format!("{x:e}");
+    let mut text = format!("{x:e}");
+    let decimals = text.find('e').unwrap_or(0).saturating_sub(2 + usize::from(x < 0.0));
+    // Of two shortest texts that are equally near, Python takes the even one, as this rounding does.
+    let nearest = format!("{x:.decimals$e}");
+    if nearest.parse() == Ok(x) {
+        text = nearest;
+    }
     let (mantissa, exponent) = text.split_once('e').expect("`{:e}` writes an exponent");
     let exponent: i32 = exponent.parse().expect("`{:e}` writes a decimal exponent");
     let (sign, mantissa) = match mantissa.strip_prefix('-') {
@@ -206,5 +212,98 @@ pub(crate) fn plain_text(value: &Value) -> String {
     match value {
         Value::String(s) => s.clone(),
         other => json_text(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The text of a JSON document.
+    fn text(document: &str) -> String {
+        json_text(&serde_json::from_str(document).unwrap())
+    }
+
+    #[test]
+    fn floats_are_spelled_as_python_spells_them() {
+        for (x, expected) in [
+            (0.0, "0.0"),
+            (-0.0, "-0.0"),
+            (1.0, "1.0"),
+            (100.0, "100.0"),
+            (0.1, "0.1"),
+            (2.5, "2.5"),
+            (1e15, "1000000000000000.0"),
+            (1e16, "1e+16"),
+            (1.5e16, "1.5e+16"),
+            (123456789012345678.0, "1.2345678901234568e+17"),
+            (0.0001, "0.0001"),
+            (0.00012, "0.00012"),
+            (0.00001, "1e-05"),
+            (-1.25e-7, "-1.25e-07"),
+            (5e-324, "5e-324"),
+            (f64::MAX, "1.7976931348623157e+308"),
+            (1e100, "1e+100"),
+            (f64::INFINITY, "inf"),
+        ] {
+            assert_eq!(float_text(x), expected);
+        }
+    }
+
+    #[test]
+    fn of_two_equally_near_texts_the_even_one_is_taken() {
+        assert_eq!(float_text(608668584602616.0 + 0.25), "608668584602616.2");
+        assert_eq!(float_text(-18694510533781.0 - 0.0625), "-18694510533781.062");
+    }
+
+    #[test]
+    fn numbers_keep_their_digits_and_their_kind() {
+        for (document, expected) in [
+            ("12345678901234567890123", "12345678901234567890123"),
+            ("-0", "0"),
+            ("-7", "-7"),
+            ("1E5", "100000.0"),
+            ("1e400", "Infinity"),
+            ("-1e400", "-Infinity"),
+            ("1.10", "1.1"),
+        ] {
+            assert_eq!(text(document), expected);
+        }
+    }
+
+    #[test]
+    fn strings_escape_what_json_demands_and_nothing_else() {
+        let document = r#""\"\\\/\n\r\t\b\f\u0000\u001f\u007f\u00e9\u2028\ud83d\ude00""#;
+        let expected = "\"\\\"\\\\/\\n\\r\\t\\b\\f\\u0000\\u001f\u{7f}é\u{2028}😀\"";
+        assert_eq!(text(document), expected);
+    }
+
+    #[test]
+    fn trap_28_lists_and_objects_have_spaces_and_keep_their_order() {
+        assert_eq!(
+            text(r#"{"b":[1,{"x":null},[]],"a":{},"":true}"#),
+            r#"{"b": [1, {"x": null}, []], "a": {}, "": true}"#
+        );
+    }
+
+    #[test]
+    fn a_repeated_key_keeps_its_first_place_and_its_last_value() {
+        assert_eq!(text(r#"{"a":1,"b":2,"a":3}"#), r#"{"a": 3, "b": 2}"#);
+    }
+
+    #[test]
+    fn trap_28_four_decimals_are_rounded_on_the_exact_value_with_ties_to_even() {
+        for (x, expected) in
+            [(0.03125, 0.0312), (0.09375, 0.0938), (0.00005, 0.0001), (0.12345, 0.1235), (0.00015, 0.0001), (1.0, 1.0)]
+        {
+            assert_eq!(round4(x), expected, "{x}");
+        }
+    }
+
+    #[test]
+    fn a_float_of_a_result_prints_as_python_prints_it() {
+        assert_eq!(float(1.0).to_string(), "1.0");
+        assert_eq!(float(1e-7).to_string(), "1e-07");
+        assert_eq!(float(f64::NAN), Value::Null);
     }
 }

@@ -134,17 +134,18 @@ impl LabelKey {
 pub(crate) fn to_float(value: &Value) -> Option<f64> {
     match value {
         Value::Number(n) => Some(PyNumber::of(n).as_f64()),
-        Value::String(s) => {
-            let s = strip(s);
-            let bytes = s.as_bytes();
-            // Underscores are allowed between digits.
-            let underscores = (0..bytes.len())
-                .filter(|&i| bytes[i] == b'_')
-                .all(|i| i > 0 && bytes[i - 1].is_ascii_digit() && bytes.get(i + 1).is_some_and(u8::is_ascii_digit));
-            if underscores { s.replace('_', "").parse().ok() } else { None }
-        }
+        Value::String(s) => number_text(s)?.parse().ok(),
         _ => None,
     }
+}
+
+/// A number's text without the space around it and without underscores, which may stand between digits.
+pub(crate) fn number_text(text: &str) -> Option<String> {
+    let text = strip(text);
+    let bytes = text.as_bytes();
+    let is_digit = |i: usize| bytes.get(i).is_some_and(u8::is_ascii_digit);
+    let mut underscores = (0..bytes.len()).filter(|&i| bytes[i] == b'_');
+    underscores.all(|i| i > 0 && is_digit(i - 1) && is_digit(i + 1)).then(|| text.replace('_', ""))
 }
 
 /// `'%g' % x`: six significant digits, no trailing zeros.
@@ -172,5 +173,83 @@ pub(crate) fn is_falsy(value: &Value) -> bool {
         Value::Array(items) => items.is_empty(),
         Value::Object(members) => members.is_empty(),
         Value::Bool(true) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn repr_quotes_and_escapes_as_python_does() {
+        for (text, expected) in [
+            ("a", "'a'"),
+            ("it's", "\"it's\""),
+            ("it's \"q\"", "'it\\'s \"q\"'"),
+            ("\\ \n\r\t", "'\\\\ \\n\\r\\t'"),
+            ("\u{0}\u{1f}\u{7f}\u{a0}", "'\\x00\\x1f\\x7f\\xa0'"),
+            ("\u{200b}\u{2028}\u{3000}\u{ad}", "'\\u200b\\u2028\\u3000\\xad'"),
+            ("é😀\u{301}", "'é😀\u{301}'"),
+            ("\u{e0001}", "'\\U000e0001'"),
+        ] {
+            assert_eq!(repr_str(text), expected);
+        }
+        assert_eq!(
+            repr(&json!({"k": [1, 2.0, null, true, "x"], "e": {}})),
+            "{'k': [1, 2.0, None, True, 'x'], 'e': {}}"
+        );
+    }
+
+    #[test]
+    fn labels_are_equal_where_python_says_so() {
+        let key = |text: &str| LabelKey::of(&serde_json::from_str(text).unwrap());
+        for (a, b) in
+            [("1", "1.0"), ("1", "true"), ("0", "false"), ("0", "-0.0"), ("-0", "0"), ("1e2", "100"), ("2.5", "25e-1")]
+        {
+            assert_eq!(key(a), key(b), "{a} {b}");
+        }
+        for (a, b) in [
+            ("1", "\"1\""),
+            ("1", "2"),
+            ("9007199254740993", "9007199254740992.0"),
+            ("0.1", "0.2"),
+            ("true", "\"true\""),
+        ] {
+            assert_ne!(key(a), key(b), "{a} {b}");
+        }
+        assert_eq!(key("1e22"), key("10000000000000000000000"));
+    }
+
+    #[test]
+    fn strings_that_spell_a_number_are_floats() {
+        for (text, expected) in [
+            ("1.5", Some(1.5)),
+            (" 2_0.0\n", Some(20.0)),
+            ("-.5", Some(-0.5)),
+            ("1__0", None),
+            ("_1", None),
+            ("0x1", None),
+            ("", None),
+        ] {
+            assert_eq!(to_float(&json!(text)), expected, "{text:?}");
+        }
+        assert_eq!(to_float(&json!(true)), None);
+    }
+
+    #[test]
+    fn general_shows_six_digits() {
+        for (x, expected) in
+            [(0.5, "0.5"), (5.0, "5"), (1.23456789, "1.23457"), (1e-5, "1e-05"), (1234567.0, "1.23457e+06"), (0.0, "0")]
+        {
+            assert_eq!(general(x), expected);
+        }
+    }
+
+    #[test]
+    fn strip_removes_what_python_calls_space() {
+        assert_eq!(strip("\u{1c}\u{85}\u{a0}\u{2003} a \t\u{1f}"), "a");
+        assert_eq!(strip("\u{200b}"), "\u{200b}");
     }
 }

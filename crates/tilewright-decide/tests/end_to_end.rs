@@ -3,36 +3,13 @@
 mod support;
 
 use serde_json::Value;
-use support::{CHECKPOINTS, cases, fixtures, languages, options};
+use support::{CHECKPOINTS, cases, fixtures, languages, last_digits, options};
 use tilewright_decide::{Agent, OpenOptions, PredictOptions};
 use tilewright_models::laya::Laya;
 
 fn open(checkpoint: &str) -> Agent<Laya> {
     let options = OpenOptions { languages: Some(languages()), ..OpenOptions::default() };
     Agent::open(&fixtures().join(checkpoint), &options).unwrap()
-}
-
-/// How many numbers of two results differ by one in the fourth decimal. All else is equal, also the order of members and how numbers are spelled.
-fn last_digits(ours: &Value, theirs: &Value, place: &str) -> usize {
-    match (ours, theirs) {
-        (Value::Object(a), Value::Object(b)) => {
-            assert!(a.keys().eq(b.keys()), "{place}: {ours} and {theirs}");
-            a.iter().map(|(key, value)| last_digits(value, &b[key], &format!("{place}.{key}"))).sum()
-        }
-        (Value::Array(a), Value::Array(b)) => {
-            assert_eq!(a.len(), b.len(), "{place}");
-            a.iter().zip(b).map(|(a, b)| last_digits(a, b, place)).sum()
-        }
-        (Value::Number(a), Value::Number(b)) if a != b => {
-            let (a, b) = (a.as_f64().unwrap(), b.as_f64().unwrap());
-            assert!((a - b).abs() < 1.01e-4 && a.fract() != 0.0, "{place}: {a} and {b}");
-            1
-        }
-        _ => {
-            assert_eq!(ours, theirs, "{place}");
-            0
-        }
-    }
 }
 
 #[test]

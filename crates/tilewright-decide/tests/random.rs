@@ -142,18 +142,18 @@ fn open(checkpoint: &str) -> Agent<Laya> {
     Agent::open(&fixtures().join(checkpoint), &OpenOptions::default()).unwrap()
 }
 
-// 5,000 requests in all, with those for many options; the model reads 2,000 of them.
+// 5,000 requests in all, with those for many options; the model reads 1,400 of them.
 
 #[test]
 fn random_requests_get_probabilities_or_a_reason() {
-    let answers: u32 = CHECKPOINTS.into_iter().map(|checkpoint| answered(open(checkpoint), 600, 6)).sum();
-    assert!(answers > 600, "only {answers} of the requests could be answered; the test would prove little");
+    let answers: u32 = CHECKPOINTS.into_iter().map(|checkpoint| answered(open(checkpoint), 400, 6)).sum();
+    assert!(answers > 400, "only {answers} of the requests could be answered; the test would prove little");
 }
 
 #[test]
 fn random_requests_with_made_up_scores_get_probabilities_or_a_reason() {
     let made_up = |checkpoint: &str| support::agent(checkpoint, support::Recorded::default());
-    let answers: u32 = CHECKPOINTS.into_iter().map(|checkpoint| answered(made_up(checkpoint), 1000, 8)).sum();
+    let answers: u32 = CHECKPOINTS.into_iter().map(|checkpoint| answered(made_up(checkpoint), 1200, 8)).sum();
     assert!(answers > 1000, "only {answers} of the requests could be answered; the test would prove little");
 }
 

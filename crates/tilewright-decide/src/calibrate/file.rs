@@ -8,7 +8,7 @@ use tilewright_models::laya::{AgentConfig, OptionLayout};
 
 use crate::error::{Error, Result, value_error};
 use crate::json::{PyNumber, as_int, float, json_text};
-use crate::python::{repr, repr_str, strip, type_name};
+use crate::python::{number_text, repr, repr_str, type_name};
 
 /// The version that is written. Since 2 a file says which checkpoint it is for.
 const VERSION: i64 = 2;
@@ -237,7 +237,7 @@ fn whole_number(value: &Value) -> Option<i64> {
             PyNumber::Int(digits) => Some(digits.parse().unwrap_or(if digits.starts_with('-') { 0 } else { i64::MAX })),
             PyNumber::Float(x) => (x.is_finite() && x.fract() == 0.0).then_some(x as i64),
         },
-        Value::String(s) => strip(s).parse().ok(),
+        Value::String(s) => number_text(s)?.parse().ok(),
         _ => None,
     }
 }

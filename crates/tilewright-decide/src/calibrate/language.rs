@@ -53,13 +53,10 @@ impl Languages {
                     );
                 }
             };
-            let mut replaced = Vec::new();
-            let temperatures = Temperatures::clamped(&by_type, by_bucket, &mut replaced);
-            if given.is_none() {
-                // Inherited values were reported when the checkpoint was loaded.
-                replaced.retain(|r| !r.starts_with("temperature["));
-            }
-            warnings.extend(warning(&format!("temperatures of language {name}"), &replaced));
+            let (temperatures, replaced) = Temperatures::clamped(&by_type, by_bucket);
+            // Inherited values were reported when the checkpoint was loaded.
+            let types = if given.is_some() { replaced.types } else { Vec::new() };
+            warnings.extend(warning(&format!("temperatures of language {name}"), types, replaced.buckets));
             languages.0.push((primary(lang), temperatures));
         }
         Ok(languages)

@@ -43,9 +43,10 @@ pub struct Temperatures {
 }
 
 impl Temperatures {
-    /// Takes raw values; what had to be replaced is named in `replaced`, buckets first.
-    fn clamped(by_type: &[Value; 3], by_bucket: &Map<String, Value>, replaced: &mut Vec<String>) -> Self {
-        let mut take = |name: &str, raw: &Value| {
+    /// Takes raw values, and notes what had to be replaced.
+    fn clamped(by_type: &[Value; 3], by_bucket: &Map<String, Value>) -> (Self, Replaced) {
+        let mut replaced = Replaced::default();
+        let take = |name: &str, raw: &Value, replaced: &mut Vec<String>| {
             let applied = clamp(raw);
             let kept = !raw.is_boolean() && to_float(raw) == Some(applied);
             if !kept {
@@ -53,13 +54,13 @@ impl Temperatures {
             }
             applied
         };
-        let by_bucket = by_bucket.iter().map(|(name, raw)| (name.clone(), take(name, raw))).collect();
-        let mut i = 0;
-        let by_type = by_type.each_ref().map(|raw| {
-            i += 1;
-            take(&format!("temperature[{}]", i - 1), raw)
-        });
-        Temperatures { by_type, by_bucket }
+        let buckets = by_bucket.iter().map(|(name, raw)| (name.clone(), take(name, raw, &mut replaced.buckets)));
+        let by_bucket = buckets.collect();
+        let mut by_type_applied = [1.0; 3];
+        for (i, raw) in by_type.iter().enumerate() {
+            by_type_applied[i] = take(&format!("temperature[{i}]"), raw, &mut replaced.types);
+        }
+        (Temperatures { by_type: by_type_applied, by_bucket }, replaced)
     }
 
     /// The temperature of a bucket, else of the type.
@@ -70,16 +71,23 @@ impl Temperatures {
     }
 }
 
+/// Raw temperatures that were not used as they were, as `name=raw -> applied`.
+#[derive(Default)]
+struct Replaced {
+    types: Vec<String>,
+    buckets: Vec<String>,
+}
+
 /// A usable temperature: 1 for what is no finite number (trap 2), confined otherwise.
 fn clamp(raw: &Value) -> f64 {
     let [low, high] = TEMPERATURE_RANGE;
     to_float(raw).filter(|t| t.is_finite()).map_or(1.0, |t| t.clamp(low, high))
 }
 
-fn warning(what: &str, replaced: &[String]) -> Option<String> {
+fn warning(what: &str, first: Vec<String>, then: Vec<String>) -> Option<String> {
     let [low, high] = TEMPERATURE_RANGE.map(general);
-    (!replaced.is_empty()).then(|| {
-        let list = replaced.join(", ");
+    let list = [first, then].concat().join(", ");
+    (!list.is_empty()).then(|| {
         format!("{what} outside [{low}, {high}] or not numbers: {list}; treat the confidence of these as uncalibrated")
     })
 }
@@ -109,15 +117,14 @@ pub struct Calibration {
 impl Calibration {
     /// The temperatures that a checkpoint ships.
     pub fn of_checkpoint(config: &AgentConfig) -> Self {
-        let mut replaced = Vec::new();
-        let temperatures = Temperatures::clamped(&config.temperature, &config.temperature_by_options, &mut replaced);
+        let (temperatures, replaced) = Temperatures::clamped(&config.temperature, &config.temperature_by_options);
         Calibration {
             raw: config.temperature.clone(),
             temperatures,
             languages: Languages::default(),
             binning: Vec::new(),
             id: None,
-            warnings: warning("the checkpoint's temperatures", &replaced).into_iter().collect(),
+            warnings: warning("the checkpoint's temperatures", replaced.buckets, replaced.types).into_iter().collect(),
         }
     }
 
@@ -130,11 +137,11 @@ impl Calibration {
 
     /// Replaces temperatures and binning by those of a file. It is the whole state: a file without binning clears it.
     pub fn with_file(mut self, file: &CalibrationFile) -> Self {
-        let mut replaced = Vec::new();
-        self.temperatures = Temperatures::clamped(&file.temperature, &file.temperature_by_options, &mut replaced);
+        let (temperatures, replaced) = Temperatures::clamped(&file.temperature, &file.temperature_by_options);
+        self.temperatures = temperatures;
         self.binning = file.binning.clone();
         self.id = file.id.clone();
-        self.warnings.extend(warning("temperatures of the calibration file", &replaced));
+        self.warnings.extend(warning("temperatures of the calibration file", replaced.types, replaced.buckets));
         self
     }
 

@@ -135,3 +135,27 @@ pub fn ids(value: &Value) -> Vec<u32> {
 pub fn floats(value: &Value) -> Vec<f32> {
     value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
 }
+
+/// How many numbers of two results differ by one in the fourth decimal. All else is equal, also the order of members and how numbers are spelled.
+pub fn last_digits(ours: &Value, theirs: &Value, place: &str) -> usize {
+    match (ours, theirs) {
+        (Value::Object(a), Value::Object(b)) => {
+            assert!(a.keys().eq(b.keys()), "{place}: {ours} and {theirs}");
+            a.iter().map(|(key, value)| last_digits(value, &b[key], &format!("{place}.{key}"))).sum()
+        }
+        (Value::Array(a), Value::Array(b)) => {
+            assert_eq!(a.len(), b.len(), "{place}");
+            a.iter().zip(b).map(|(a, b)| last_digits(a, b, place)).sum()
+        }
+        (Value::Number(a), Value::Number(b)) if a != b => {
+            let (a, b) = (a.as_f64().unwrap(), b.as_f64().unwrap());
+            assert!((a - b).abs() < 1.01e-4 && a.fract() != 0.0, "{place}: {a} and {b}");
+            // Similarities are not rounded.
+            usize::from(!place.contains(".scores"))
+        }
+        _ => {
+            assert_eq!(ours, theirs, "{place}");
+            0
+        }
+    }
+}
