@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use tilewright_ops::cpu::{Isa, default_threads, memory};
+use tilewright_ops::cpu::{Cpu, Isa, default_threads, memory};
 
 use crate::units::bytes;
 
@@ -131,10 +131,20 @@ fn processor(advice: &mut Vec<String>) -> Vec<(&'static str, String)> {
         ("features", if present.is_empty() { "not told by this system".to_owned() } else { present.join(" ") }),
         ("kernel levels", names.join(", ")),
         ("kernels will run", chosen.name().to_owned()),
+        ("bf16 products", bf16_products(chosen)),
         ("logical cores", format!("{logical}, {granted} of them granted to this process")),
         ("cpu quota", quota),
         ("threads", threads.to_string()),
     ]
+}
+
+/// Whether `decide --precision bf16` gains speed here, or memory only.
+fn bf16_products(isa: Isa) -> String {
+    if Cpu::new(1, isa).has_bf16_dot() {
+        "AVX512-BF16, in hardware: `decide --precision bf16` is the fastest".to_owned()
+    } else {
+        "no AVX512-BF16: `decide --precision bf16` saves memory only".to_owned()
+    }
 }
 
 fn memory_rows(advice: &mut Vec<String>) -> Vec<(&'static str, String)> {

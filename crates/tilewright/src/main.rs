@@ -8,8 +8,10 @@ mod bench_product;
 mod bench_step;
 mod convert;
 mod data;
+mod decide;
 mod doctor;
 mod eval;
+mod inspect;
 mod plan;
 mod sample;
 mod train;
@@ -40,6 +42,10 @@ enum Command {
     Sample(sample::Args),
     /// Measure a trained model: loss, perplexity, multiple choice
     Eval(eval::Args),
+    /// Answer typed questions about a text with a Laya checkpoint
+    Decide(Box<decide::Args>),
+    /// Look at a Laya checkpoint: sizes, settings, special tokens, and why it would not load
+    Inspect(inspect::Args),
     /// Tokenize text into shards that `train` reads
     Data(data::Args),
     /// Tell how much memory a training step needs, before it runs
@@ -56,6 +62,9 @@ enum Command {
     /// The matrix products of a layer whenever told to (for comparisons)
     #[command(hide = true)]
     BenchProduct(bench_product::Args),
+    /// One call of a Laya checkpoint whenever told to (for comparisons)
+    #[command(hide = true)]
+    BenchDecide(decide::bench::Args),
 }
 
 fn main() -> ExitCode {
@@ -79,6 +88,8 @@ fn main() -> ExitCode {
         Command::Train(args) => train::run(*args),
         Command::Sample(args) => sample::run(args),
         Command::Eval(args) => eval::run(args),
+        Command::Decide(args) => decide::run(*args),
+        Command::Inspect(args) => inspect::run(&args),
         Command::Data(args) => data::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Convert(args) => convert::run(args),
@@ -86,6 +97,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::BenchStep(args) => bench_step::run(args),
         Command::BenchProduct(args) => bench_product::run(args),
+        Command::BenchDecide(args) => decide::bench::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -39,3 +39,12 @@ fn doctor_advises_against_more_threads_than_cores() {
     let report = report(&[("TILEWRIGHT_THREADS", "4096")]);
     assert!(report["advice"].to_string().contains("4096 threads"), "{report}");
 }
+
+#[test]
+fn doctor_says_what_bf16_gains_here() {
+    let report = report(&[]);
+    let told = report["processor"]["bf16 products"].as_str().unwrap();
+    assert!(told.contains("AVX512-BF16") && told.contains("--precision bf16"), "{told}");
+    let portable = self::report(&[("TILEWRIGHT_ISA", "portable")]);
+    assert!(portable["processor"]["bf16 products"].as_str().unwrap().contains("saves memory only"));
+}

@@ -3,6 +3,7 @@
 mod bench_step;
 mod convert;
 mod data;
+mod decide;
 mod doctor;
 mod plan;
 mod usage;

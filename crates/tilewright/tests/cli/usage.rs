@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 #[test]
 fn no_arguments_show_the_commands_and_are_a_usage_error() {
     let help = tilewright(&[]).refused();
-    for command in ["data", "plan", "convert", "doctor"] {
+    for command in ["decide", "inspect", "data", "plan", "convert", "doctor"] {
         assert!(help.contains(command), "{help}");
     }
     assert!(!help.contains("bench-step"), "the benchmark's worker is no command for people");
@@ -19,7 +19,7 @@ fn an_unknown_command_or_flag_is_a_usage_error() {
 
 #[test]
 fn every_command_has_help_and_the_version() {
-    for command in ["data", "plan", "convert", "doctor"] {
+    for command in ["decide", "inspect", "data", "plan", "convert", "doctor"] {
         assert!(tilewright(&[command, "--help"]).ok().contains("--threads"), "{command}");
         assert!(tilewright(&[command, "--version"]).ok().contains(env!("CARGO_PKG_VERSION")), "{command}");
     }

@@ -1,0 +1,205 @@
+//! Checkpoints: which are given, how they are loaded, which of them answers.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use tilewright_core::DType;
+use tilewright_decide::route::{Router, Source};
+use tilewright_decide::{Agent, CalibrationFile, Limits, Tokenizer};
+use tilewright_models::laya::{Checkpoint, Laya, LoadOptions};
+
+/// A checkpoint that answers.
+pub type LayaAgent = Agent<Laya>;
+
+/// The name under which a checkpoint without a name is known.
+const ONLY: &str = "model";
+
+/// Which checkpoints, and how they are loaded.
+#[derive(clap::Args, Debug)]
+pub struct ModelArgs {
+    /// Folder of a Laya checkpoint; of several, given as NAME=DIR, one is chosen by the language of the text (english, multilingual,
+    /// typed-decisions) or by --task
+    #[arg(long, value_name = "[NAME=]DIR")]
+    pub model: Vec<String>,
+    /// A checkpoint of the Hugging Face hub, downloaded once; NAME= as for --model
+    #[cfg(feature = "hub")]
+    #[arg(long, value_name = "[NAME=]OWNER/REPO[/SUBFOLDER][@REVISION]")]
+    pub hub: Vec<String>,
+    /// How weights are kept in memory: f32 is the reference, the others need half the memory
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = ["f32", "bf16", "f16"])]
+    pub precision: String,
+    /// Calibration file that replaces the checkpoint's temperatures; `decide calibrate` writes one
+    #[arg(long, value_name = "FILE")]
+    pub calibration: Option<PathBuf>,
+}
+
+/// A checkpoint of the command line.
+#[derive(Clone)]
+struct Given {
+    name: Option<String>,
+    dir: PathBuf,
+    /// Known without reading all of the weights.
+    sha256: Option<String>,
+}
+
+/// `NAME=DIR` or `DIR`. A name holds nothing that paths do, so that `a/b=c` is a folder.
+fn named(text: &str) -> (Option<String>, &str) {
+    match text.split_once('=') {
+        Some((name, rest)) if !name.is_empty() && !name.contains(['/', '\\', '.']) => (Some(name.to_owned()), rest),
+        _ => (None, text),
+    }
+}
+
+/// The checkpoints of a call.
+pub struct Models {
+    /// Holds them.
+    pub router: Router<LayaAgent>,
+    /// The name of the only one, if it was given without a name: then nothing is chosen.
+    pub only: Option<&'static str>,
+}
+
+impl ModelArgs {
+    /// Whether no checkpoint is given.
+    pub fn is_empty(&self) -> bool {
+        #[cfg(feature = "hub")]
+        if !self.hub.is_empty() {
+            return false;
+        }
+        self.model.is_empty()
+    }
+
+    fn given(&self) -> Result<Vec<Given>> {
+        let mut given: Vec<Given> = Vec::new();
+        for text in &self.model {
+            let (name, dir) = named(text);
+            given.push(Given { name, dir: PathBuf::from(dir), sha256: None });
+        }
+        #[cfg(feature = "hub")]
+        for text in &self.hub {
+            let (name, spec) = named(text);
+            let (dir, sha256) = super::hub::fetch(spec)?;
+            given.push(Given { name, dir, sha256: Some(sha256) });
+        }
+        // What cannot be found is told now, not when a text asks for it.
+        for Given { dir, .. } in &given {
+            ensure!(
+                dir.is_dir(),
+                "there is no folder {}; give the folder of a Laya checkpoint, or make one for trying: tilewright decide demo {0}",
+                dir.display()
+            );
+        }
+        Ok(given)
+    }
+
+    /// Registers what was given, without loading it. `hash` asks for the sum of the weights, which takes a while to read.
+    pub fn open(&self, hash: bool) -> Result<Models> {
+        let given = self.given()?;
+        let only = match &given[..] {
+            [] => bail!("no checkpoint; give --model DIR, or make one for trying with `tilewright decide demo`"),
+            [Given { name: None, .. }] => Some(ONLY),
+            several => {
+                if let Some(unnamed) = several.iter().find(|g| g.name.is_none()) {
+                    let dir = unnamed.dir.display();
+                    bail!(
+                        "of several checkpoints each needs a name; write --model english={dir} or --model multilingual={dir}"
+                    );
+                }
+                None
+            }
+        };
+        ensure!(
+            self.calibration.is_none() || given.len() == 1,
+            "--calibration belongs to one checkpoint, and {} are given",
+            given.len()
+        );
+        let mut loader = self.loader(hash)?;
+        let known = given.clone();
+        let mut router = Router::new(move |name: &str, source: &Source| {
+            match known.iter().find(|g| source.subfolder.is_none() && g.dir == Path::new(&source.location)) {
+                Some(given) => loader(given),
+                None => {
+                    let what = format!("this text asks for the checkpoint `{name}`, which is not given");
+                    let hint = format!("add --model {name}=DIR, or choose another with --lang or --task");
+                    Err(tilewright_core::Error::config(what, hint).into())
+                }
+            }
+        });
+        // All that were given stay loaded: who names them has the memory for them.
+        router.set_max_loaded(given.len());
+        for Given { name, dir, .. } in &given {
+            router.register(name.as_deref().unwrap_or(ONLY), Source::new(dir.to_string_lossy()), None)?;
+        }
+        for warning in router.take_warnings() {
+            eprintln!("note: {warning}");
+        }
+        // Texts that say nothing of their language go to `multilingual`, if there is one.
+        if only.is_none() && !given.iter().any(|g| is_named(g, "multilingual")) {
+            router.set_default(given[0].name.as_deref().unwrap_or(ONLY))?;
+        }
+        Ok(Models { router, only })
+    }
+
+    /// Loads the one checkpoint of a command that takes one.
+    pub fn open_one(&self, hash: bool) -> Result<LayaAgent> {
+        match &self.given()?[..] {
+            [one] => Ok(self.loader(hash)?(one)?),
+            [] => bail!("no checkpoint; give --model DIR, or make one for trying with `tilewright decide demo`"),
+            several => bail!("this takes one checkpoint, and {} are given", several.len()),
+        }
+    }
+
+    fn loader(
+        &self,
+        hash: bool,
+    ) -> Result<impl FnMut(&Given) -> tilewright_decide::Result<LayaAgent> + Send + 'static> {
+        let calibration = match &self.calibration {
+            Some(path) => Some(CalibrationFile::load(path).with_context(|| format!("calibration {}", path.display()))?),
+            None => None,
+        };
+        let precision = match self.precision.as_str() {
+            "bf16" => DType::BF16,
+            "f16" => DType::F16,
+            _ => DType::F32,
+        };
+        Ok(move |given: &Given| {
+            let Given { dir, sha256, .. } = given;
+            let options = LoadOptions { precision, ..LoadOptions::default() };
+            let checkpoint = Checkpoint::open(dir, options.sha256.as_ref())?;
+            let tokenizer = Tokenizer::open(&dir.join("tokenizer"))?;
+            let sha256 = match (sha256, hash) {
+                (Some(known), _) => Some(known.clone()),
+                (None, true) => Some(checkpoint.model_hash()?),
+                (None, false) => None,
+            };
+            let model = Laya::load(&checkpoint, &options)?;
+            let mut agent = Agent::new(model, tokenizer, checkpoint.agent().clone())
+                .with_limits(Limits { row_tokens: checkpoint.encoder().max_positions })
+                .with_model(Some(dir.to_string_lossy().into_owned()), sha256);
+            if let Some(file) = &calibration {
+                agent = agent.with_calibration(file);
+            }
+            for warning in agent.calibration().warnings() {
+                eprintln!("note: {}: {warning}", dir.display());
+            }
+            Ok(agent)
+        })
+    }
+}
+
+fn is_named(given: &Given, key: &str) -> bool {
+    given.name.as_deref().is_some_and(|name| tilewright_decide::route::canonical_name(name) == key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_stands_before_the_first_equals_sign_unless_it_is_a_path() {
+        assert_eq!(named("en=models/x"), (Some("en".to_owned()), "models/x"));
+        assert_eq!(named("models/a=b"), (None, "models/a=b"));
+        assert_eq!(named("./a=b"), (None, "./a=b"));
+        assert_eq!(named("=x"), (None, "=x"));
+        assert_eq!(named("plain"), (None, "plain"));
+    }
+}
