@@ -8,7 +8,8 @@ use super::{Folder, checkpoint, exists, questions};
 /// Sixty texts with labels drawn from nowhere.
 fn labelled() -> Folder {
     let row = |i: usize| {
-        let labels = json!({"urgent": i % 2 == 0, "team": if i % 4 < 2 { "billing" } else { "it" }, "anger": i % 3});
+        let labels =
+            json!({"urgent": i.is_multiple_of(2), "team": if i % 4 < 2 { "billing" } else { "it" }, "anger": i % 3});
         json!({"id": format!("row {i}"), "state": format!("message number {i} about card {}", i * 7), "labels": labels})
             .to_string()
             + "\n"
