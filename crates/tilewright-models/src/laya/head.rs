@@ -8,7 +8,7 @@ use tilewright_ops::linear::{Activation, Layout};
 use super::row::RowScores;
 use crate::modernbert::block::{Block, normalise, pick};
 use crate::modernbert::buffers::{Pack, Views};
-use crate::modernbert::encoder::{Encoder, Observer, split};
+use crate::modernbert::encoder::{Encoder, Observer, Of, split};
 use crate::modernbert::store::{Linear, Norm, Store};
 
 /// Added to the variance of the head's layer normalisations, whatever the encoder's is.
@@ -88,10 +88,10 @@ impl Head {
             let mut pending = Some(&types);
             for (j, layer) in layers.iter().enumerate() {
                 layer.forward(v, pending.take())?;
-                observe(&format!("head.layers.{j}"), &v.x)?;
+                observe(&format!("head.layers.{j}"), Of::All, &v.x)?;
             }
             last.forward_selected(v, pending)?;
-            observe(&format!("head.layers.{}", layers.len()), &v.sx)?;
+            observe(&format!("head.layers.{}", layers.len()), Of::Selected, &v.sx)?;
             normalise(v, &self.scorer_norm, &v.sx, None, &v.sy)?;
         } else {
             encoder.forward_selected(v, observe)?;

@@ -14,7 +14,7 @@ use super::params::{self, ACT_FEATURES, ACT_HIDDEN};
 use super::row::{Row, RowScores, Scorer};
 use crate::modernbert::EncoderConfig;
 use crate::modernbert::buffers::{Buffers, Capacity, Pack, Views, Widths};
-use crate::modernbert::encoder::{Encoder, Observer};
+use crate::modernbert::encoder::{Encoder, Observer, Of};
 use crate::modernbert::store::{Source, Store};
 
 /// Tokens of a pack unless asked otherwise: enough rows at a time to read each weight once for many tokens, few enough that a layer's activations stay
@@ -203,10 +203,8 @@ impl Laya {
         let mut stages = Vec::new();
         let selected: Vec<usize> = pack.selected.iter().map(|&t| t as usize).collect();
         let all: Vec<usize> = (0..row.ids.len()).collect();
-        let (first, rest) = (all.len(), self.widths.hidden);
-        let mut observe = |name: &str, state: &Tensor| {
-            // The same number of tokens means the same tokens only where all are selected.
-            let tokens = if state.numel() == first * rest { all.clone() } else { selected.clone() };
+        let mut observe = |name: &str, of: Of, state: &Tensor| {
+            let tokens = if of == Of::All { all.clone() } else { selected.clone() };
             stages.push(Stage { name: name.to_owned(), tokens, values: state.read_f32()? });
             Ok(())
         };
@@ -225,7 +223,7 @@ impl Laya {
     fn check(&self, index: usize, row: &Row) -> Result<()> {
         let bad = |what: String| Err(Error::Argument { op: "laya.score", what: format!("row {index}: {what}") });
         let n = row.ids.len();
-        self.check_ids(index, &row.ids)?;
+        self.check_ids("laya.score", index, &row.ids)?;
         if row.markers.is_empty() {
             return bad("there is no marker; a question has an option at least".into());
         }
@@ -262,7 +260,7 @@ impl Laya {
         }
     }
 
-    fn check_ids(&self, index: usize, ids: &[u32]) -> Result<()> {
+    fn check_ids(&self, op: &'static str, index: usize, ids: &[u32]) -> Result<()> {
         let (n, most, vocab) = (ids.len(), self.config.max_positions, self.config.vocab_size);
         let what = if n == 0 {
             "there are no tokens".into()
@@ -275,13 +273,14 @@ impl Laya {
         } else {
             return Ok(());
         };
-        Err(Error::Argument { op: "laya.score", what: format!("row {index}: {what}") })
+        Err(Error::Argument { op, what: format!("row {index}: {what}") })
     }
 
     /// Rows in packs within the budget, about equally long.
     fn packs<'r>(&self, rows: &[&'r Row]) -> Vec<Vec<&'r Row>> {
         let total: usize = rows.iter().map(|r| r.ids.len()).sum();
-        let budget = self.pack_tokens.max(1);
+        // Tokens are numbered in 32 bits.
+        let budget = self.pack_tokens.clamp(1, 1 << 24);
         let fair = total.div_ceil(total.div_ceil(budget).max(1));
         let mut packs: Vec<Vec<&Row>> = Vec::new();
         let mut tokens = 0;
@@ -319,14 +318,14 @@ impl Scorer for Laya {
             .collect();
         let mut scores = Vec::with_capacity(distinct.len());
         for pack in self.packs(&distinct) {
-            scores.extend(self.run(&pack_of(&pack), &mut |_, _| Ok(()))?);
+            scores.extend(self.run(&pack_of(&pack), &mut |_, _, _| Ok(()))?);
         }
         Ok(which.into_iter().map(|i| scores[i].clone()).collect())
     }
 
     fn embed(&mut self, rows: &[Vec<u32>]) -> Result<Vec<Vec<f32>>> {
         for (index, ids) in rows.iter().enumerate() {
-            self.check_ids(index, ids)?;
+            self.check_ids("laya.embed", index, ids)?;
         }
         let plain = |ids: &Vec<u32>| Row {
             ids: ids.clone(),
@@ -342,7 +341,7 @@ impl Scorer for Laya {
             self.room(pack.capacity())?;
             let buffers = self.buffers.as_ref().expect("there is room");
             let mut views = Views::of(&self.device, buffers, &self.widths, &pack)?;
-            self.encoder.forward(&mut views, &mut |_, _| Ok(()))?;
+            self.encoder.forward(&mut views, &mut |_, _, _| Ok(()))?;
             let states = views.x.read_f32()?;
             for span in pack.row_starts.windows(2) {
                 let (start, end) = (span[0] as usize, span[1] as usize);

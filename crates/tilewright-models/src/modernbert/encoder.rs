@@ -9,8 +9,17 @@ use super::buffers::Views;
 use super::store::{Linear, Norm, Store};
 use super::{EncoderConfig, LayerKind};
 
-/// Called after each stage with its name and the state of all tokens, or of the selected ones.
-pub(crate) type Observer<'a> = dyn FnMut(&str, &Tensor) -> Result<()> + 'a;
+/// Whose states an [`Observer`] is shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Of {
+    /// Every token's.
+    All,
+    /// The selected tokens'.
+    Selected,
+}
+
+/// Called after each stage with its name and its states.
+pub(crate) type Observer<'a> = dyn FnMut(&str, Of, &Tensor) -> Result<()> + 'a;
 
 pub(crate) struct Encoder {
     table: Tensor,
@@ -90,11 +99,11 @@ impl Encoder {
         self.embed(v, observe)?;
         for (i, layer) in self.layers.iter().enumerate() {
             layer.forward(v, None)?;
-            observe(&format!("encoder.layers.{i}"), &v.x)?;
+            observe(&format!("encoder.layers.{i}"), Of::All, &v.x)?;
         }
         normalise(v, &self.final_norm, &v.x, None, &v.y)?;
         std::mem::swap(&mut v.x, &mut v.y);
-        observe("encoder.final_norm", &v.x)
+        observe("encoder.final_norm", Of::All, &v.x)
     }
 
     /// The final hidden states of the selected tokens, in `v.sx`.
@@ -103,19 +112,19 @@ impl Encoder {
         let (last, layers) = self.layers.split_last().expect("a configuration has a layer");
         for (i, layer) in layers.iter().enumerate() {
             layer.forward(v, None)?;
-            observe(&format!("encoder.layers.{i}"), &v.x)?;
+            observe(&format!("encoder.layers.{i}"), Of::All, &v.x)?;
         }
         last.forward_selected(v, None)?;
-        observe(&format!("encoder.layers.{}", layers.len()), &v.sx)?;
+        observe(&format!("encoder.layers.{}", layers.len()), Of::Selected, &v.sx)?;
         normalise(v, &self.final_norm, &v.sx, None, &v.sy)?;
         std::mem::swap(&mut v.sx, &mut v.sy);
-        observe("encoder.final_norm", &v.sx)
+        observe("encoder.final_norm", Of::Selected, &v.sx)
     }
 
     fn embed(&self, v: &Views, observe: &mut Observer<'_>) -> Result<()> {
         pick(&v.device, &self.table, &v.ids, &v.y)?;
         normalise(v, &self.norm, &v.y, None, &v.x)?;
-        observe("embeddings", &v.x)
+        observe("embeddings", Of::All, &v.x)
     }
 }
 

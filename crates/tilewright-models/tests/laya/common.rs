@@ -66,10 +66,18 @@ pub(crate) fn floats(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
 }
 
+fn on(threads: usize, isa: Isa) -> Device {
+    Device::Cpu(Rc::new(Cpu::new(threads, isa)))
+}
+
+/// Every instruction set of this machine.
+pub(crate) fn instruction_sets() -> Vec<Device> {
+    Isa::available().into_iter().map(|isa| on(2, isa)).collect()
+}
+
 /// Every instruction set of this machine, and other numbers of threads.
 pub(crate) fn devices() -> Vec<Device> {
-    let on = |threads, isa| Device::Cpu(Rc::new(Cpu::new(threads, isa)));
-    let mut all: Vec<_> = Isa::available().into_iter().map(|isa| on(2, isa)).collect();
+    let mut all = instruction_sets();
     all.extend([1, 3].map(|threads| on(threads, Isa::detect())));
     all
 }

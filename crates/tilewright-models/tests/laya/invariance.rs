@@ -30,7 +30,8 @@ fn a_row_has_the_same_bits_alone_in_any_pack_and_in_any_order() {
         let device = Device::Cpu(Rc::new(Cpu::new(2, isa)));
         for precision in [DType::F32, DType::BF16, DType::F16] {
             for checkpoint in ["tiny-en", "tiny-parallel"] {
-                let rows = rows_of(checkpoint);
+                let mut rows = rows_of(checkpoint);
+                rows.truncate(6);
                 let mut one = model(checkpoint, &device, precision, 1);
                 let alone: Vec<_> =
                     rows.iter().map(|r| bits(&one.score(std::slice::from_ref(r)).unwrap()).remove(0)).collect();

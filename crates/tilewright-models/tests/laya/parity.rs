@@ -4,7 +4,7 @@ use serde_json::Value;
 use tilewright_core::DType;
 use tilewright_models::laya::{Scorer, Stage};
 
-use crate::common::{Recorded, devices, fixtures, floats, open, recorded};
+use crate::common::{Recorded, devices, fixtures, floats, instruction_sets, open, recorded};
 
 /// Largest difference of a logit from the recorded one.
 const LOGIT: f64 = 2e-5;
@@ -32,7 +32,7 @@ fn there_are_recorded_rows_of_every_checkpoint_and_layout() {
 /// Worst difference of logits and action logits over the rows of a checkpoint.
 fn logits(checkpoint: &str, precision: DType) -> (f64, f64) {
     let mut worst = (0f64, 0f64);
-    for device in devices() {
+    for device in instruction_sets() {
         let mut model = open(&fixtures().join(checkpoint), &device, precision);
         for Recorded { name, row, logits, act_logits, .. } in recorded().iter().filter(|r| r.checkpoint == checkpoint) {
             let scores = model.score(std::slice::from_ref(row)).unwrap().pop().unwrap();
@@ -95,7 +95,7 @@ fn stage_error(stage: &Stage, want: &Value, row: &Recorded) -> f64 {
 
 #[test]
 fn states_after_every_layer_are_the_recorded_ones() {
-    for device in devices() {
+    for device in instruction_sets() {
         for checkpoint in CHECKPOINTS {
             let mut model = open(&fixtures().join(checkpoint), &device, DType::F32);
             for row in recorded().iter().filter(|r| r.checkpoint == checkpoint) {

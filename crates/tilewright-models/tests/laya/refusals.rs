@@ -39,7 +39,7 @@ fn token_ids_outside_of_the_vocabulary() {
         let mut bad = row();
         bad.ids[7] = id;
         assert!(refused(&mut model, bad).contains(&format!("token id {id} is outside of the vocabulary of {v}")));
-        assert!(model.embed(&[vec![0], vec![id]]).unwrap_err().to_string().contains("row 1:"));
+        assert!(model.embed(&[vec![0], vec![id]]).unwrap_err().to_string().contains("laya.embed: row 1:"));
     }
     let mut last = row();
     last.ids[7] = v - 1;
