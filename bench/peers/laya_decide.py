@@ -54,7 +54,11 @@ def main():
 
     def prepare(inputs, params, seed):
         states.extend("".join(ALPHABET[byte % 32] for byte in arm.read(i)) for i in inputs if i["name"] == "text")
-        agents.append(laya.Agent(copy_of(args.model, folder.name), device="cpu"))
+        agent = laya.Agent(copy_of(args.model, folder.name), device="cpu")
+        # A checkpoint whose encoder/config.json says otherwise is run in that type, which is no comparison.
+        if any(p.dtype != torch.float32 for p in agent.model.parameters()):
+            raise ValueError("the package does not keep this checkpoint in f32; remove `dtype` from its encoder/config.json")
+        agents.append(agent)
 
     def run(index):
         start = time.perf_counter_ns()

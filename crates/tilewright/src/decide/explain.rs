@@ -31,7 +31,7 @@ fn row(out: &mut String, e: &Explanation) {
             Part::Option(i) => format!("option {}", shortened(&e.answer.keys[i], 20)),
             Part::State => "state".to_owned(),
         };
-        let _ = writeln!(out, "  {name:<28}{:<14}{}", count(segment), pieces(segment));
+        let _ = writeln!(out, "  {name:<26}{:<18}{}", count(segment), pieces(segment));
     }
     if let Some(n) = e.tokens_per_option {
         let _ = writeln!(

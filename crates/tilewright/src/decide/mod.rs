@@ -55,6 +55,11 @@ pub fn run(args: Args) -> Result<()> {
         Some(Command::Eval(args)) => eval::run(&args),
         Some(Command::Calibrate(args)) => calibrate::run(&args),
         Some(Command::Demo(args)) => demo::run(&args),
-        None => predict::run(&args.predict),
+        None => {
+            let mut args = args.predict;
+            // What came over the network is named in every answer.
+            args.how.provenance |= args.models.is_from_hub();
+            predict::run(&args)
+        }
     }
 }

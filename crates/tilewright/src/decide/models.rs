@@ -61,11 +61,16 @@ pub struct Models {
 impl ModelArgs {
     /// Whether no checkpoint is given.
     pub fn is_empty(&self) -> bool {
+        self.model.is_empty() && !self.is_from_hub()
+    }
+
+    /// Whether a checkpoint is fetched from the hub.
+    pub fn is_from_hub(&self) -> bool {
         #[cfg(feature = "hub")]
-        if !self.hub.is_empty() {
-            return false;
-        }
-        self.model.is_empty()
+        let from_hub = !self.hub.is_empty();
+        #[cfg(not(feature = "hub"))]
+        let from_hub = false;
+        from_hub
     }
 
     fn given(&self) -> Result<Vec<Given>> {
