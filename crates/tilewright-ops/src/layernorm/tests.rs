@@ -345,6 +345,25 @@ fn the_bits_do_not_depend_on_the_number_of_threads() {
 }
 
 #[test]
+fn a_row_alone_has_the_bits_it_has_among_others() {
+    for device in devices() {
+        for (n, c) in [(65, 768), (40, 1024), (17, 33)] {
+            let all = Case::new(&device, DType::F32, n, c);
+            all.forward();
+            let out = all.out.read_f32().unwrap();
+            for row in [0, 7, n - 1] {
+                let mut alone = Case::new(&device, DType::F32, 1, c);
+                let at = |t: &Tensor| t.slice(row * c, &[1, c]).unwrap();
+                (alone.x, alone.branch) = (at(&all.x), at(&all.branch));
+                (alone.weight, alone.bias) = (all.weight.clone(), all.bias.clone());
+                alone.forward();
+                assert_eq!(alone.out.read_f32().unwrap(), out[row * c..(row + 1) * c], "row {row}");
+            }
+        }
+    }
+}
+
+#[test]
 fn the_bits_do_not_depend_on_the_instruction_set() {
     let run = |device: &Device| {
         let case = Case::new(device, DType::F32, 37, 77);
