@@ -269,10 +269,10 @@ impl<T: Element> Task<'_, T> {
             let from = self.qkv.add(key * 3 * c);
             widen(isa, from.add(c), 3 * c, keys, head, at(layout.keys), stride);
             // Behind the live rows lies what was there before: those keys are seen by no query.
-            transpose(isa, at(layout.keys), stride, at(layout.keys_transposed), width);
+            transpose(isa, at(layout.keys), stride, width, stride, at(layout.keys_transposed), width);
             // The rows of the values are needed only for this; the buffer of `dV` is free still.
             widen(isa, from.add(2 * c), 3 * c, keys, head, at(layout.dvalues), stride);
-            transpose(isa, at(layout.dvalues), stride, at(layout.values_transposed), width);
+            transpose(isa, at(layout.dvalues), stride, width, stride, at(layout.values_transposed), width);
         }
     }
 }

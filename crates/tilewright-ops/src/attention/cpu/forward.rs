@@ -149,7 +149,6 @@ impl<T: Element> Task<'_, T> {
                             ldb: stride,
                             c: output,
                             ldc: stride,
-                            // The rescaling of the first block touched whatever was there before.
                             accumulate: key > 0,
                             triangle: if diagonal { Triangle::KeysUpTo(offset) } else { Triangle::Full },
                         },
@@ -179,7 +178,8 @@ impl<T: Element> Task<'_, T> {
                 let live = KEYS.min(count - key);
                 widen::<T>(isa, self.qkv.add(key * 3 * c + c), 3 * c, live, head, rows, stride);
                 // Behind the live rows lies what was there before: those keys are seen by no query.
-                transpose(isa, rows, stride, keys.add(key * stride), self.packed_width(key));
+                let width = self.packed_width(key);
+                transpose(isa, rows, stride, width, stride, keys.add(key * stride), width);
             }
             let values = self.workspace.add(self.layout.values);
             widen::<T>(isa, self.qkv.add(2 * c), 3 * c, count, head, values, stride);

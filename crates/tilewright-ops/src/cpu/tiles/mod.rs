@@ -28,6 +28,29 @@ impl Cut {
     }
 }
 
+/// Asks for rows of `head` elements, `stride` apart, to be brought near while something else is computed.
+pub(crate) fn fetch_rows<T>(ptr: *const T, stride: usize, rows: usize, head: usize) {
+    const LINE: usize = 64;
+    for row in 0..rows {
+        let start = ptr.wrapping_add(row * stride).cast::<u8>();
+        for byte in (0..head * size_of::<T>()).step_by(LINE) {
+            prefetch(start.wrapping_add(byte));
+        }
+    }
+}
+
+#[inline(always)]
+fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
 /// A pointer that tasks share; each writes its own elements.
 pub(crate) struct Shared<T>(pub(crate) *mut T);
 

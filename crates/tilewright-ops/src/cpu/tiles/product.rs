@@ -16,6 +16,7 @@ pub(crate) enum Triangle {
     /// Rows are keys, the summed index queries: earlier queries hold zeros and are left out.
     QueriesFrom(isize),
     /// Rows are queries, columns keys, and row `i` sees `i + first ..= i + last`: what no row of a tile sees is left as it is.
+    /// The left factor is row-major.
     BandColumns(isize, isize),
     /// Rows are queries, the summed index keys, seen as in `BandColumns`: what no row of a tile sees is left out.
     BandKeys(isize, isize),
@@ -103,24 +104,33 @@ unsafe fn tile_of<S: Simd, const TRANSPOSED: bool>(
     )
 }
 
+/// Part `index` of `parts` nearly equal ones of `registers` registers: no narrow rest, which would wait for its own sums.
+#[inline(always)]
+fn share(registers: usize, parts: usize, index: usize) -> (usize, usize) {
+    (registers * index / parts, registers * (index + 1) / parts)
+}
+
 #[inline(always)]
 unsafe fn product_body<S: Simd>(p: &Product) {
     debug_assert!(p.n.is_multiple_of(S::LANES));
-    let width = S::TILE_COLUMNS * S::LANES;
+    if let Triangle::BandColumns(first, last) = p.triangle {
+        // SAFETY: the caller's promise.
+        return unsafe { band_body::<S>(p, first, last) };
+    }
     let clamp = |x: isize, most: usize| x.clamp(0, most as isize) as usize;
-    for column in (0..p.n).step_by(width) {
+    let registers = p.n / S::LANES;
+    let panels = registers.div_ceil(S::TILE_COLUMNS);
+    for panel in 0..panels {
+        let (from, to) = share(registers, panels, panel);
+        let column = from * S::LANES;
         for row in (0..p.m).step_by(S::TILE_ROWS) {
             let rows = S::TILE_ROWS.min(p.m - row);
-            let (mut start, mut end, mut k) = (column, (column + width).min(p.n), 0..p.k);
+            let (mut end, mut k) = (to * S::LANES, 0..p.k);
             match p.triangle {
-                Triangle::Full => {}
+                Triangle::Full | Triangle::BandColumns(..) => {}
                 Triangle::Columns(offset) => end = clamp((row + rows) as isize + offset, end),
                 Triangle::KeysUpTo(offset) => k.end = clamp((row + rows) as isize + offset, p.k),
                 Triangle::QueriesFrom(offset) => k.start = clamp(row as isize - offset, p.k),
-                Triangle::BandColumns(first, last) => {
-                    start = start.max(clamp(row as isize + first, p.n) / S::LANES * S::LANES);
-                    end = clamp((row + rows) as isize + last, end);
-                }
                 Triangle::BandKeys(first, last) => {
                     k = clamp(row as isize + first, p.k)..clamp((row + rows) as isize + last, p.k);
                     if k.is_empty() && p.accumulate {
@@ -128,17 +138,35 @@ unsafe fn product_body<S: Simd>(p: &Product) {
                     }
                 }
             }
-            if end <= start {
+            if end <= column {
                 continue;
             }
-            let columns = (end - start).div_ceil(S::LANES);
+            let columns = (end - column).div_ceil(S::LANES);
             // SAFETY: the caller's promise for the whole product covers each of its tiles.
             unsafe {
                 match p.left {
-                    Left::RowMajor => tile_of::<S, false>(p, (row, rows), (start, columns), k),
-                    Left::Transposed => tile_of::<S, true>(p, (row, rows), (start, columns), k),
+                    Left::RowMajor => tile_of::<S, false>(p, (row, rows), (column, columns), k),
+                    Left::Transposed => tile_of::<S, true>(p, (row, rows), (column, columns), k),
                 }
             }
+        }
+    }
+}
+
+/// The tiles along a band, row by row: neighbours share nearly all their columns, which stay in the first cache.
+#[inline(always)]
+unsafe fn band_body<S: Simd>(p: &Product, first: isize, last: isize) {
+    let clamp = |x: isize| x.clamp(0, p.n as isize) as usize;
+    for row in (0..p.m).step_by(S::TILE_ROWS) {
+        let rows = S::TILE_ROWS.min(p.m - row);
+        let start = clamp(row as isize + first) / S::LANES;
+        let end = clamp((row + rows) as isize + last).div_ceil(S::LANES);
+        let registers = end.saturating_sub(start);
+        let panels = registers.div_ceil(S::TILE_COLUMNS);
+        for panel in 0..panels {
+            let (from, to) = share(registers, panels, panel);
+            // SAFETY: the caller's promise for the whole product covers each of its tiles.
+            unsafe { tile_of::<S, false>(p, (row, rows), ((start + from) * S::LANES, to - from), 0..p.k) }
         }
     }
 }

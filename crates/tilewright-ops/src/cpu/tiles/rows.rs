@@ -32,7 +32,7 @@ impl Block {
 }
 
 /// Turns raw scores `q.k` into `2^(c * score - max)` with the running maximum (in units of log2), zero where masked, and updates the
-/// running sum. `output` rows are rescaled to the new maximum.
+/// running sum. `output` rows are rescaled to the new maximum, where there was one before.
 ///
 /// # Safety
 /// The pointers are valid for the block, `rows` statistics and `rows * head_stride` outputs.
@@ -104,13 +104,13 @@ unsafe fn softmax_body<S: Simd>(
                 continue;
             }
             let added = total.reduce_add();
-            if new == old {
+            *max.add(row) = new;
+            // The first block, which finds nothing to rescale, comes from -inf.
+            if new == old || old == f32::NEG_INFINITY {
                 *sum.add(row) += added;
                 continue;
             }
-            // The first block comes from -inf: 2^-inf is 0.
             let rescale = (old - new).exp2();
-            *max.add(row) = new;
             *sum.add(row) = *sum.add(row) * rescale + added;
             let (out, rescale) = (output.add(row * head_stride), S::splat(rescale));
             for d in (0..head_stride).step_by(S::LANES) {
@@ -260,19 +260,47 @@ simd_kernel! {
     pub(crate) unsafe fn narrow [T: Element] (src: *const f32, head_stride: usize, rows: usize, head: usize, scale: f32, divide: *const f32, dst: *mut T, dst_stride: usize) = narrow_body
 }
 
-/// `dst (head_stride, width) = src (width, head_stride)^T`.
+/// Divides rows of `head` elements, `stride` apart, by their row's value.
 ///
 /// # Safety
-/// Both are valid for `width * head_stride`; both sizes are multiples of [`WIDTH`](super::simd::WIDTH).
+/// The pointers are valid for that; `head` is a multiple of [`WIDTH`](super::simd::WIDTH).
 #[inline(always)]
-unsafe fn transpose_body<S: Simd>(src: *const f32, head_stride: usize, dst: *mut f32, width: usize) {
+unsafe fn divide_rows_body<S: Simd>(x: *mut f32, stride: usize, rows: usize, head: usize, divide: *const f32) {
+    unsafe {
+        for row in 0..rows {
+            let (at, factor) = (x.add(row * stride), S::splat(1.0 / *divide.add(row)));
+            for d in (0..head).step_by(S::LANES) {
+                S::load(at.add(d)).mul(factor).store(at.add(d));
+            }
+        }
+    }
+}
+
+simd_kernel! {
+    /// See the body.
+    pub(crate) unsafe fn divide_rows [] (x: *mut f32, stride: usize, rows: usize, head: usize, divide: *const f32) = divide_rows_body
+}
+
+/// `dst (head_stride, rows) = src (rows, head_stride)^T` with rows of `dst` `dst_stride` apart and of `src` `src_stride`.
+///
+/// # Safety
+/// Both are valid for that; `rows` and `head_stride` are multiples of [`WIDTH`](super::simd::WIDTH).
+#[inline(always)]
+unsafe fn transpose_body<S: Simd>(
+    src: *const f32,
+    src_stride: usize,
+    rows: usize,
+    head_stride: usize,
+    dst: *mut f32,
+    dst_stride: usize,
+) {
     unsafe {
         for d in (0..head_stride).step_by(4) {
-            for j in (0..width).step_by(S::LANES) {
-                let from = src.add(j * head_stride + d);
-                let rows = std::array::from_fn(|i| S::load_quads(from.add(i * head_stride), head_stride));
+            for j in (0..rows).step_by(S::LANES) {
+                let from = src.add(j * src_stride + d);
+                let rows = std::array::from_fn(|i| S::load_quads(from.add(i * src_stride), src_stride));
                 for (i, column) in S::transpose_quads(rows).into_iter().enumerate() {
-                    column.store(dst.add((d + i) * width + j));
+                    column.store(dst.add((d + i) * dst_stride + j));
                 }
             }
         }
@@ -281,7 +309,7 @@ unsafe fn transpose_body<S: Simd>(src: *const f32, head_stride: usize, dst: *mut
 
 simd_kernel! {
     /// See the body.
-    pub(crate) unsafe fn transpose [] (src: *const f32, head_stride: usize, dst: *mut f32, width: usize) = transpose_body
+    pub(crate) unsafe fn transpose [] (src: *const f32, src_stride: usize, rows: usize, head_stride: usize, dst: *mut f32, dst_stride: usize) = transpose_body
 }
 
 /// `dot[i] = sum over d of a[i, d] * b[i, d]`.
