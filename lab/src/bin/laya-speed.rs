@@ -179,9 +179,8 @@ fn main() -> tilewright_ops::Result<()> {
 fn measure(model: &mut Laya, options: &Options, count: usize, length: usize) -> tilewright_ops::Result<()> {
     let device = model.device().clone();
     let rows = rows(count, length, model.encoder().vocab_size);
-    let null = Device::null(1);
-    let load = LoadOptions { device: null.clone(), pack_tokens: options.pack, ..LoadOptions::default() };
-    let mut plan = Laya::blank(model.agent(), model.encoder(), &load)?;
+    let mut plan = Laya::blank(model.agent(), model.encoder(), model.precision(), 1, options.pack)?;
+    let null = plan.device().clone();
     let Device::Null(recorder) = &null else { unreachable!("a null device was asked for") };
     recorder.take_launches();
     plan.score(&rows)?;

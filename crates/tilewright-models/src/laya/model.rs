@@ -89,12 +89,16 @@ impl Laya {
         Ok(model)
     }
 
-    /// A model without values on a null device: for plans.
-    pub fn blank(agent: &AgentConfig, encoder: &EncoderConfig, options: &LoadOptions) -> Result<Self> {
-        if !matches!(options.device, Device::Null(_)) {
-            return Err(Error::config("a model without weights computes nothing", "use a null device"));
-        }
-        Self::build(agent, encoder, options, &blank(agent, encoder))
+    /// A model without values on a null device of so many threads: for plans. It tells the launches of a call, and computes nothing.
+    pub fn blank(
+        agent: &AgentConfig,
+        encoder: &EncoderConfig,
+        precision: DType,
+        threads: usize,
+        pack_tokens: usize,
+    ) -> Result<Self> {
+        let options = LoadOptions { precision, device: Device::null(threads), sha256: None, pack_tokens };
+        Self::build(agent, encoder, &options, &blank(agent, encoder))
     }
 
     fn build(agent: &AgentConfig, config: &EncoderConfig, options: &LoadOptions, source: &Source<'_>) -> Result<Self> {

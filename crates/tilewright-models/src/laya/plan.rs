@@ -1,10 +1,9 @@
 //! What a model will hold, without loading it: the code that allocates, run on the null device.
 
 use tilewright_core::{DType, Result};
-use tilewright_ops::Device;
 
 use super::config::AgentConfig;
-use super::model::{Laya, LoadOptions};
+use super::model::Laya;
 use crate::modernbert::EncoderConfig;
 use crate::plan::Report;
 
@@ -35,9 +34,7 @@ impl Laya {
 /// # Errors
 /// The same that loading such a model gives for impossible sizes.
 pub fn plan(agent: &AgentConfig, encoder: &EncoderConfig, options: &PlanOptions) -> Result<Report> {
-    let device = Device::null(options.threads);
-    let load = LoadOptions { precision: options.precision, device, sha256: None, pack_tokens: options.tokens };
-    let mut model = Laya::blank(agent, encoder, &load)?;
+    let mut model = Laya::blank(agent, encoder, options.precision, options.threads, options.tokens)?;
     model.reserve(options.tokens, options.rows, options.rows + options.options)?;
     Ok(model.report())
 }

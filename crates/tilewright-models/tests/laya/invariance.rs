@@ -5,7 +5,7 @@ use std::rc::Rc;
 use tilewright_core::DType;
 use tilewright_core::rng::XorShift;
 use tilewright_models::laya::demo::DemoShape;
-use tilewright_models::laya::{Laya, LoadOptions, OptionLayout, Row, RowScores, Scorer};
+use tilewright_models::laya::{Laya, LoadOptions, OptionLayout, PACK_TOKENS, Row, RowScores, Scorer};
 use tilewright_ops::Device;
 use tilewright_ops::cpu::{Cpu, Isa};
 
@@ -90,9 +90,9 @@ fn a_larger_pack_before_changes_nothing_after() {
 
 #[test]
 fn equal_rows_run_once_and_answer_each() {
-    let null = Device::null(1);
-    let options = LoadOptions { device: null.clone(), ..LoadOptions::default() };
-    let mut plan = Laya::blank(&DemoShape::Tiny.agent(), &DemoShape::Tiny.encoder(), &options).unwrap();
+    let mut plan =
+        Laya::blank(&DemoShape::Tiny.agent(), &DemoShape::Tiny.encoder(), DType::F32, 1, PACK_TOKENS).unwrap();
+    let null = plan.device().clone();
     let Device::Null(recorder) = &null else { unreachable!() };
     let mut launches = |rows: &[Row]| {
         recorder.take_launches();

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::json;
 use tilewright_core::Error;
-use tilewright_models::laya::{Checkpoint, Digests, OptionLayout, demo};
+use tilewright_models::laya::{self, Checkpoint, Digests, OptionLayout, demo};
 
 use crate::{Folder, Weights, snapshot};
 
@@ -216,6 +216,20 @@ fn the_number_of_action_classes_follows_the_costs() {
 fn no_head_layers_are_a_model_too() {
     let folder = Folder::of(|_, agent| agent.head_layers = 0);
     assert_eq!(folder.open().unwrap().agent().head_layers, 0);
+}
+
+#[test]
+fn a_demo_names_its_special_tokens_within_its_vocabulary() {
+    let folder = Folder::new();
+    let config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(folder.file("encoder/config.json")).unwrap()).unwrap();
+    for role in ["cls", "bos", "sep", "eos", "pad"] {
+        let id = config[format!("{role}_token_id")].as_u64().unwrap();
+        assert!(id < config["vocab_size"].as_u64().unwrap(), "{role}: {id}");
+    }
+    let tokens = laya::inspect(&folder.path, None).unwrap().special_tokens;
+    let pad = tokens.iter().find(|t| t.role == "pad_token").unwrap();
+    assert_eq!(config["pad_token_id"], json!(pad.id));
 }
 
 #[test]

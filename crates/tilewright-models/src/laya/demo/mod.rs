@@ -113,7 +113,12 @@ pub fn write_checkpoint(
         )
     };
     text(AGENT, &agent_json(agent))?;
-    text(ENCODER, &encoder.to_json())?;
+    let mut config = encoder.to_json();
+    // Other programs check these against the vocabulary, whose size they would take for the released one's.
+    for (role, id) in &parts.ids {
+        config[format!("{role}_id")] = json!(id);
+    }
+    text(ENCODER, &config)?;
     text(TOKENIZER, &parts.tokenizer)?;
     text(TOKENIZER_CONFIG, &parts.config)?;
     let params = params::all(encoder, agent.head_layers, agent.act_classes);

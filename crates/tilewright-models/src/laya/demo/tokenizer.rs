@@ -55,6 +55,8 @@ pub(super) struct Parts {
     pub(super) config: Value,
     /// Tokens, special ones included.
     pub(super) size: usize,
+    /// Ids of special tokens by their roles.
+    pub(super) ids: Vec<(&'static str, usize)>,
 }
 
 /// The printable character that stands for a byte in byte-level vocabularies: itself where it is printable, else one from U+0100 on.
@@ -89,6 +91,8 @@ pub(super) fn build() -> Parts {
     let special = [UNK, CLS, SEP, PAD, MASK];
     let added: Vec<_> = special.iter().enumerate().map(|(i, s)| added(first + i, s)).collect();
     let size = first + special.len();
+    let id = |token: &str| first + special.iter().position(|s| *s == token).expect("a special token");
+    let roles = [("cls_token", CLS), ("bos_token", CLS), ("sep_token", SEP), ("eos_token", SEP), ("pad_token", PAD)];
     let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
     Parts {
         tokenizer: json!({
@@ -117,6 +121,7 @@ pub(super) fn build() -> Parts {
             "tokenizer_class": "PreTrainedTokenizerFast",
         }),
         size,
+        ids: roles.iter().map(|&(role, token)| (role, id(token))).collect(),
     }
 }
 
