@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release -p lab --bin laya-speed -- [--shape large|mmbert|tiny] [--folder DIR] [--precision f32,f16,bf16]
-//!     [--rows 1x65,16x80] [--pack TOKENS] [--reps N] [--threads N]
+//!     [--rows 1x65,16x80] [--pack TOKENS] [--reps N] [--threads N] [--json FILE]
 //! ```
 //!
 //! Weights are random; `--folder` keeps them for the next run. `best` and `med` are wall times of scoring so many rows of so many tokens,
@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use serde_json::{Value, json};
 use tilewright_models::laya::demo::{self, DemoShape};
 use tilewright_models::laya::{Laya, LoadOptions, PACK_TOKENS, QuestionType, Row, Scorer};
 use tilewright_models::modernbert::LayerKind;
@@ -29,6 +30,7 @@ struct Options {
     pack: usize,
     reps: usize,
     threads: Option<usize>,
+    json: Option<PathBuf>,
     start: Instant,
 }
 
@@ -42,6 +44,7 @@ impl Options {
             pack: PACK_TOKENS,
             reps: 5,
             threads: None,
+            json: None,
             start: Instant::now(),
         };
         let mut args = std::env::args().skip(1);
@@ -76,6 +79,7 @@ impl Options {
                 }
                 "--pack" => options.pack = number(),
                 "--reps" => options.reps = number(),
+                "--json" => options.json = Some(value.into()),
                 "--threads" => options.threads = Some(number()),
                 _ => usage(&flag),
             }
@@ -143,6 +147,7 @@ fn main() -> tilewright_ops::Result<()> {
     }
     let device = || options.threads.map_or_else(Device::cpu, Device::cpu_with_threads);
     println!("{}", device().name());
+    let mut records = Vec::new();
     for &precision in &options.precisions {
         let load = LoadOptions { precision, device: device(), pack_tokens: options.pack, ..LoadOptions::default() };
         let mut times = Vec::new();
@@ -164,7 +169,12 @@ fn main() -> tilewright_ops::Result<()> {
             most as f64 / 1e6
         );
         for &(count, length) in &options.rows {
-            measure(&mut model, &options, count, length)?;
+            let mut record = measure(&mut model, &options, count, length)?;
+            record["precision"] = json!(precision.to_string());
+            record["load_seconds"] = json!(times);
+            record["resident_bytes_after_load"] = json!(now);
+            record["weight_bytes"] = json!(model.weight_bytes());
+            records.push(record);
         }
         let (now, _) = resident().unwrap_or_default();
         println!(
@@ -173,10 +183,15 @@ fn main() -> tilewright_ops::Result<()> {
             model.activation_bytes() as f64 / 1e6
         );
     }
+    if let Some(path) = &options.json {
+        let record = json!({"probe": "laya-speed", "shape": format!("{:?}", options.shape), "device": device().name(),
+            "threads": options.threads, "pack_tokens": options.pack, "cases": records});
+        std::fs::write(path, format!("{record:#}\n")).unwrap_or_else(|e| eprintln!("write {}: {e}", path.display()));
+    }
     Ok(())
 }
 
-fn measure(model: &mut Laya, options: &Options, count: usize, length: usize) -> tilewright_ops::Result<()> {
+fn measure(model: &mut Laya, options: &Options, count: usize, length: usize) -> tilewright_ops::Result<Value> {
     let device = model.device().clone();
     let rows = rows(count, length, model.encoder().vocab_size);
     let mut plan = Laya::blank(model.agent(), model.encoder(), model.precision(), 1, options.pack)?;
@@ -198,7 +213,8 @@ fn measure(model: &mut Laya, options: &Options, count: usize, length: usize) -> 
         model.score(&rows)?;
         times.push(options.clock() - start);
     }
-    let peak = peaks.iter().copied().fold(0.0, f64::max);
+    // Ticks of the processor's clock make single ones too high or too low.
+    let peak = median(&peaks);
     println!(
         "{count} x {length} tokens: best {:.1} ms, med {:.1} ms, {:.0} GFLOP/s of {peak:.0} ({:.0} %)",
         1e3 * best(&times),
@@ -210,12 +226,15 @@ fn measure(model: &mut Laya, options: &Options, count: usize, length: usize) -> 
         println!("    {op:<28} {launches:>5} launches {:>9.2} GFLOP", flops / 1e9);
     }
     let parts = parts(model, options, count, length)?;
-    println!("    all ops alone {:.1} ms", 1e3 * parts);
-    Ok(())
+    let sum: f64 = parts.iter().map(|(_, seconds)| seconds).sum();
+    println!("    all ops alone {:.1} ms", 1e3 * sum);
+    let parts: serde_json::Map<_, _> = parts.into_iter().map(|(name, seconds)| (name, json!(seconds))).collect();
+    Ok(json!({"rows": count, "tokens_a_row": length, "flops": flops, "seconds": times, "peak_gflops": peaks,
+        "ops_alone_seconds": parts}))
 }
 
 /// Seconds of every op of the model on such rows, each timed alone.
-fn parts(model: &Laya, options: &Options, count: usize, length: usize) -> tilewright_ops::Result<f64> {
+fn parts(model: &Laya, options: &Options, count: usize, length: usize) -> tilewright_ops::Result<Vec<(String, f64)>> {
     let device = model.device();
     let (c, head) = (model.encoder(), model.agent().head_layers);
     let (d, ff, layers) = (c.hidden, c.intermediate, c.layers.len());
@@ -224,7 +243,7 @@ fn parts(model: &Laya, options: &Options, count: usize, length: usize) -> tilewr
     let m = rows * length;
     let upper = head.saturating_sub(1);
     let full = c.layers.iter().filter(|k| **k == LayerKind::Full).count();
-    let mut all = 0.0;
+    let mut all = Vec::new();
     let mut report = |name: &str, times: usize, what: &str, work: f64, seconds: f64| {
         let share = seconds * (times * packs) as f64;
         println!(
@@ -233,7 +252,7 @@ fn parts(model: &Laya, options: &Options, count: usize, length: usize) -> tilewr
             1e3 * share,
             work / seconds / 1e9
         );
-        all += share;
+        all.push((name.to_owned(), share));
     };
     let products = [
         ("Wqkv", layers, 3 * d, d, Activation::None),

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use serde_json::json;
 use tilewright_core::Error;
-use tilewright_models::laya::{self, Checkpoint, Digests, OptionLayout, demo};
+use tilewright_models::laya::{self, Checkpoint, Digests, Laya, LoadOptions, OptionLayout, demo};
+use tilewright_ops::Device;
 
 use crate::{Folder, Weights, snapshot};
 
@@ -162,6 +163,23 @@ fn f32_f16_and_bf16_may_be_mixed_and_nothing_else_is_read() {
             "{message}"
         );
     }
+}
+
+#[test]
+fn tensors_off_their_alignment_are_read_all_the_same() {
+    let folder = Folder::new();
+    let device = Device::cpu_with_threads(1);
+    let name = "encoder.embeddings.tok_embeddings.weight";
+    let values = |folder: &Folder| folder.open().unwrap().tensor(&device, name).unwrap().read_f32().unwrap();
+    let before = values(&folder);
+    let path = folder.file("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    bytes.insert(8 + length as usize, b' ');
+    bytes[..8].copy_from_slice(&(length + 1).to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+    assert!(values(&folder) == before);
+    Laya::open(&folder.path, &LoadOptions { device: device.clone(), ..LoadOptions::default() }).unwrap();
 }
 
 #[test]
