@@ -14,6 +14,17 @@
 //! | [`route`] | a state and hints | which checkpoint answers; a router of loaded ones |
 //! | [`evaluate`], [`fit`] | answers and labels | accuracy and calibration with intervals; fitted temperatures |
 //! | [`presets`] | a name | ready-made questions |
+//!
+//! ```no_run
+//! use serde_json::json;
+//! use tilewright_decide::{Agent, OpenOptions, PredictOptions};
+//!
+//! let mut agent = Agent::open("laya".as_ref(), &OpenOptions::default())?;
+//! let questions = json!({"refund": {"type": "noul", "instructions": "Is a refund requested?"}});
+//! let result = agent.predict(&"Please send my money back.".into(), &questions, &PredictOptions::default())?;
+//! println!("{}", result.to_json());
+//! # Ok::<(), tilewright_decide::Error>(())
+//! ```
 
 mod agent;
 mod answer;
@@ -36,7 +47,7 @@ mod schema;
 mod tokenizer;
 mod usage;
 
-pub use agent::{Agent, Embed, Limits, OpenOptions, PredictOptions, SHORTLIST_K, TOURNAMENT_GROUP};
+pub use agent::{Agent, Embed, Limits, OpenOptions, PredictOptions, SHORTLIST_K, TOURNAMENT_GROUP, Windows};
 pub use answer::{Answer, AnswerValue, Window};
 pub use calibrate::{
     Applied, BUCKETS, Binning, Calibration, CalibrationFile, Identity, TEMPERATURE_RANGE, Temperatures, bucket,

@@ -68,3 +68,17 @@ fn a_row_beyond_the_limit_is_refused_and_not_read() {
     assert!(error.to_string().contains("'q'") && error.to_string().ends_with("at most 100; lower max_len"), "{error}");
     assert!(calls.lock().unwrap().is_empty());
 }
+
+#[test]
+fn windows_of_a_long_state_overlap_and_end_with_it() {
+    let (mut agent, _) = english();
+    let state: Value = "word ".repeat(300).into();
+    let windows =
+        agent.windows(&state, &json!({"q": {"type": "noul", "instructions": "?"}}), Some(50), Some(20)).unwrap();
+    assert_eq!((windows.window, windows.stride), (50, 20));
+    assert!(windows.spans.windows(2).all(|w| w[1].start == w[0].start + 20 && w[1].start < w[0].end));
+    assert_eq!(windows.spans[0], 0..50);
+    assert_eq!(windows.spans.last().unwrap().end, windows.tokens.len());
+    let short = agent.windows(&"word".into(), &json!({}), None, None).unwrap();
+    assert!(short.spans.is_empty(), "a state that fits is read whole");
+}

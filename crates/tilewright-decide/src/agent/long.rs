@@ -1,5 +1,7 @@
 //! States that are longer than a row: read in overlapping windows, decided by the window that is surest.
 
+use std::ops::Range;
+
 use serde_json::Value;
 use tilewright_models::laya::Scorer;
 
@@ -8,7 +10,7 @@ use crate::answer::{Answer, AnswerValue, Window};
 use crate::error::{Result, value_error};
 use crate::prediction::Prediction;
 use crate::prompt::{Budget, StateTokens};
-use crate::question::{Question, as_questions, check_state, parse_questions};
+use crate::question::{Question, check_state, parse_questions};
 use crate::usage::Usage;
 
 /// A default window that is cut to less than one part in this many is worth a warning: the scan costs as much more.
@@ -105,7 +107,47 @@ fn weight(answer: &Answer) -> f64 {
     }
 }
 
+/// How a state is read: whole, or in windows.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Windows {
+    /// Tokens of a window.
+    pub window: usize,
+    /// Tokens from the start of one to the start of the next.
+    pub stride: usize,
+    /// Tokens of a state that fit beside the longest question.
+    pub room: usize,
+    /// The state.
+    pub tokens: Vec<u32>,
+    /// The windows; none if the state is read whole.
+    pub spans: Vec<Range<usize>>,
+    /// What was asked for and could not be had.
+    pub warnings: Vec<String>,
+}
+
 impl<S: Scorer> Agent<S> {
+    /// The windows in which [`Agent::predict_long`] reads a state.
+    pub fn windows(
+        &mut self,
+        state: &Value,
+        questions: &Value,
+        window: Option<usize>,
+        stride: Option<usize>,
+    ) -> Result<Windows> {
+        check_state(state)?;
+        let questions = parse_questions(questions)?;
+        let budget = self.budget(&PredictOptions::default());
+        let mut warnings = Vec::new();
+        let smallest = self.smallest_room(&questions, budget)?;
+        let scan = Scan::fit(budget, smallest, window, stride, &mut warnings)?;
+        let tokens = StateTokens::new(&self.tokenizer, state)?.ids;
+        // A state that fits is read whole, unless windows of a size were asked for.
+        let fits = if window.is_some_and(|w| w > 0) { scan.window } else { scan.room };
+        let starts = if tokens.len() <= fits { Vec::new() } else { scan.starts(tokens.len()) };
+        let spans = starts.into_iter().map(|s| s..(s + scan.window).min(tokens.len())).collect();
+        let Scan { window, stride, room } = scan;
+        Ok(Windows { window, stride, room, tokens, spans, warnings })
+    }
+
     /// The answers to `questions` about a state of any length. A state that fits is read as by [`Agent::predict`]; a longer one in windows of `window`
     /// tokens every `stride` tokens, and each answer is that of the window that is surest. It is not a probability for the whole document: the largest of
     /// many is large. Budgets and the gate of `options` are not used.
@@ -117,32 +159,20 @@ impl<S: Scorer> Agent<S> {
         stride: Option<usize>,
         options: &PredictOptions,
     ) -> Result<Prediction> {
-        check_state(state)?;
-        as_questions(questions)?;
-        let parsed = parse_questions(questions)?;
+        let Windows { tokens, spans, warnings, .. } = self.windows(state, questions, window, stride)?;
         let options = PredictOptions { lang: options.lang.clone(), ..PredictOptions::default() };
-        let budget = self.budget(&options);
-        let mut warnings = Vec::new();
-        let room = self.smallest_room(&parsed, budget)?;
-        let scan = Scan::fit(budget, room, window, stride, &mut warnings)?;
-
-        let tokens = StateTokens::new(&self.tokenizer, state)?.ids;
-        let fits = if window.is_some_and(|w| w > 0) { scan.window } else { scan.room };
-        if tokens.len() <= fits {
+        if spans.is_empty() {
             let mut result = self.predict(state, questions, &options)?;
             result.usage.windows = Some(1);
             result.warnings = warnings;
             return Ok(result);
         }
-
-        let starts = scan.starts(tokens.len());
-        let spans: Vec<_> = starts.iter().map(|&s| s..(s + scan.window).min(tokens.len())).collect();
         // Each window is decoded and read as an ordinary state. Its ends may tokenize a little differently; the overlap absorbs that.
         let texts = spans.iter().map(|span| Ok(Value::String(self.tokenizer.decode(&tokens[span.clone()])?)));
         let texts = texts.collect::<Result<Vec<_>>>()?;
         let results = self.predict_batch(&texts, questions, &options)?;
 
-        let answers = (0..parsed.len()).map(|q| {
+        let answers = (0..results[0].answers.len()).map(|q| {
             let mut best = 0;
             for (i, result) in results.iter().enumerate() {
                 if weight(&result.answers[q]) > weight(&results[best].answers[q]) {

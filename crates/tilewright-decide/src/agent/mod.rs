@@ -4,6 +4,7 @@ mod long;
 mod narrow;
 mod open;
 
+pub use long::Windows;
 pub use narrow::{Embed, SHORTLIST_K, TOURNAMENT_GROUP};
 pub use open::OpenOptions;
 
