@@ -105,3 +105,37 @@ impl Usage {
         Value::Object(out)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_windows_are_summed_and_the_questions_are_the_last_windows() {
+        let window = |dropped: usize, question: &str, distinct: usize| Usage {
+            input_tokens: 100,
+            state: Some(StateUsage {
+                tokens: 50,
+                dropped,
+                truncated: Truncated::State(dropped > 0),
+                questions: vec![question.into()],
+            }),
+            options: vec![(question.into(), OptionUsage { total: 9, distinct, tokens_per_option: None })],
+            windows: None,
+        };
+        let sum = Usage::sum(&[window(3, "a", 1), window(4, "b", 2), window(0, "a", 5)]);
+        assert_eq!(
+            sum.to_json().to_string(),
+            "{\"input_tokens\":300,\"output_tokens\":0,\"state_tokens\":150,\"state_tokens_dropped\":7,\"truncated\":2,\
+             \"truncated_questions\":[\"a\"],\"options\":{\"a\":{\"total\":9,\"distinct\":5,\"tokens_per_option\":null},\
+             \"b\":{\"total\":9,\"distinct\":2,\"tokens_per_option\":null}},\"windows\":3}"
+        );
+    }
+
+    #[test]
+    fn nothing_asked_is_nothing_read() {
+        assert_eq!(Usage::default().to_json().to_string(), r#"{"input_tokens":0,"output_tokens":0}"#);
+        let sum = Usage::sum(&[Usage::default(), Usage::default()]);
+        assert_eq!(sum.to_json().to_string(), r#"{"input_tokens":0,"output_tokens":0,"windows":2}"#);
+    }
+}

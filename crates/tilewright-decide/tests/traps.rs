@@ -67,6 +67,9 @@ fn trap_2_what_is_no_number_is_neutral_and_named() {
             calibration.warnings()
         );
     }
+    // How `NaN` arrives from a file that Python wrote.
+    let config = config_with(|c| c.temperature[2] = "NaN".into());
+    assert_eq!(Calibration::of_checkpoint(&config).temperatures().by_type[2], 1.0);
     let infinite = config_with(|c| c.temperature[0] = serde_json::from_str("1e999").unwrap());
     assert_eq!(Calibration::of_checkpoint(&infinite).temperatures().by_type[0], 1.0);
 }
@@ -376,6 +379,74 @@ fn trap_27_windows_fit_beside_the_longest_question_and_are_not_cut_again() {
         let window = answer.window.unwrap();
         assert!(window.index < windows && window.count == windows && window.token_start < window.token_end);
     }
+}
+
+/// Scores the rows of a call with these logits, one after the other.
+#[derive(Debug)]
+struct InTurn(Vec<Vec<f32>>);
+
+impl Scorer for InTurn {
+    fn score(&mut self, rows: &[Row]) -> tilewright_core::Result<Vec<RowScores>> {
+        let logits = self.0.iter().cycle();
+        Ok(rows.iter().zip(logits).map(|(_, l)| RowScores { logits: l.clone(), act_logits: vec![0.0] }).collect())
+    }
+
+    fn embed(&mut self, _: &[Vec<u32>]) -> tilewright_core::Result<Vec<Vec<f32>>> {
+        Ok(Vec::new())
+    }
+}
+
+#[test]
+fn evidence_anywhere_decides_a_statement_and_the_surest_window_a_choice() {
+    let scores = vec![vec![9.0, 0.0], vec![0.0, 1.0], vec![4.0, 0.0]];
+    let mut agent = Agent::new(InTurn(scores), support::tokenizer("tiny-en"), support::config("tiny-en"));
+    let state: Value = (0..200).map(|i| format!("word{i} ")).collect::<String>().into();
+    let decided = |agent: &mut Agent<InTurn>, question: Value| {
+        let questions = json!({"q": question});
+        let result = agent.predict_long(&state, &questions, Some(90), None, &PredictOptions::default()).unwrap();
+        assert!(result.usage.windows.unwrap() >= 3);
+        result.answers[0].window.unwrap().index
+    };
+    assert_eq!(
+        decided(&mut agent, json!({"type": "noul", "instructions": "?"})),
+        1,
+        "the only window that speaks for it"
+    );
+    assert_eq!(decided(&mut agent, json!({"type": "choice", "instructions": "?", "criteria": ["a", "b"]})), 0);
+}
+
+#[test]
+fn groups_of_a_tournament_are_of_nearly_equal_size() {
+    let (mut agent, calls) = english();
+    let labels: Vec<String> = (0..10).map(|i| format!("l{i}")).collect();
+    let questions = json!({"q": {"type": "choice", "instructions": "?", "criteria": labels}});
+    agent.predict_tournament(&"s".into(), &questions, 4, &PredictOptions::default()).unwrap();
+    let calls = calls.lock().unwrap();
+    let sizes = |call: &[Row]| call.iter().map(|row| row.markers.len()).collect::<Vec<_>>();
+    assert_eq!(calls.iter().map(|call| sizes(call)).collect::<Vec<_>>(), [vec![3, 3, 4], vec![3]]);
+}
+
+#[test]
+fn of_levels_with_the_same_published_probability_a_schema_gets_the_lowest() {
+    let mut agent =
+        Agent::new(InTurn(vec![vec![0.0, 1e-6, 0.0]]), support::tokenizer("tiny-en"), support::config("tiny-en"));
+    let schema = json!({"properties": {"level": {"type": "integer", "minimum": 5, "maximum": 7}}});
+    let decision = agent.decide(&"s".into(), &schema, &PredictOptions::default()).unwrap();
+    assert_eq!(json!(decision.values).to_string(), r#"{"level":5}"#);
+    let details = decision.details();
+    assert_eq!(details["values"]["level"], 5);
+    assert_eq!(details["probabilities"]["level"].to_string(), r#"{"0":0.3333,"1":0.3333,"2":0.3333}"#);
+}
+
+#[test]
+fn a_value_that_the_gate_held_back_is_null() {
+    let mut agent = Agent::new(InTurn(vec![vec![0.0, 0.1]]), support::tokenizer("tiny-en"), support::config("tiny-en"));
+    let schema = json!({"properties": {"sure": {"type": "boolean"}, "one": {"enum": [2.5, null]}}});
+    let gate = Some(Gate::parse(&json!({"noul:2": 0.9})).unwrap());
+    let options = PredictOptions { gate, ..PredictOptions::default() };
+    let decision = agent.decide(&"s".into(), &schema, &options).unwrap();
+    assert_eq!(json!(decision.values).to_string(), r#"{"sure":null,"one":null}"#);
+    assert!(decision.prediction.answers[0].abstained() && !decision.prediction.answers[1].abstained());
 }
 
 #[test]
