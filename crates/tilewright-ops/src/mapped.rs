@@ -124,7 +124,9 @@ mod tests {
         let t = Tensor::mapped(&device(), &file, 4096, DType::F16, &[1000]).unwrap();
         let before = t.read_f32().unwrap();
         file.forget_pages();
-        assert!(file.bytes() == bytes && t.read_f32().unwrap().iter().zip(&before).all(|(a, b)| a.to_bits() == b.to_bits()));
+        assert!(
+            file.bytes() == bytes && t.read_f32().unwrap().iter().zip(&before).all(|(a, b)| a.to_bits() == b.to_bits())
+        );
     }
 
     #[test]
