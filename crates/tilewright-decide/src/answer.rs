@@ -7,7 +7,7 @@ use crate::calibrate::{Applied, Calibration};
 use crate::distribution::{Distribution, softmax, unslot};
 use crate::error::Result;
 use crate::gate::{Gate, Verdict};
-use crate::json::{PyNumber, float, round4};
+use crate::json::{canonical, float, round4};
 use crate::question::Question;
 
 /// The answer to one question. Numbers are rounded to four decimals as they are published, unless said otherwise.
@@ -176,17 +176,5 @@ impl Answer {
             );
         }
         Value::Object(out)
-    }
-}
-
-/// A label as Python writes it back: 1e16 is 1e+16.
-fn canonical(label: &Value) -> Value {
-    match label {
-        Value::Number(n) => match PyNumber::of(n) {
-            PyNumber::Int(digits) => digits.parse().map_or_else(|_| label.clone(), Value::Number),
-            PyNumber::Float(x) if x.is_finite() => float(x),
-            PyNumber::Float(_) => label.clone(),
-        },
-        other => other.clone(),
     }
 }

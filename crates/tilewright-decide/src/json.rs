@@ -215,6 +215,18 @@ pub(crate) fn plain_text(value: &Value) -> String {
     }
 }
 
+/// A label as Python writes it back: 1e16 is 1e+16.
+pub(crate) fn canonical(label: &Value) -> Value {
+    match label {
+        Value::Number(n) => match PyNumber::of(n) {
+            PyNumber::Int(digits) => digits.parse().map_or_else(|_| label.clone(), Value::Number),
+            PyNumber::Float(x) if x.is_finite() => float(x),
+            PyNumber::Float(_) => label.clone(),
+        },
+        other => other.clone(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -497,3 +497,21 @@ fn an_observer_is_told_of_calls_and_their_ends() {
     agent.predict(&Value::Null, &noul(), &PredictOptions::default()).unwrap_err();
     assert_eq!(*log.0.lock().unwrap(), ["start 2", "end 2", "start 1", "error TypeError"]);
 }
+
+/// However a request spells a number, what comes back is spelled as Python spells it.
+#[test]
+fn labels_of_tournaments_shortlists_and_schemas_are_spelled_as_python_spells_them() {
+    let labels: Value = serde_json::from_str("[5000e0, -0, 1E+16, 0.10]").unwrap();
+    let (mut agent, _) = english();
+    let questions = json!({"q": {"type": "choice", "instructions": "Which?", "criteria": labels}});
+    let all = "[5000.0,0,1e+16,0.1]";
+    let result = agent.predict_tournament(&json!("x"), &questions, 16, &PredictOptions::default()).unwrap();
+    assert_eq!(result.extra["tournament"]["q"]["labels"].to_string(), all);
+    let result = agent.predict_shortlist(&json!("x"), &questions, 16, &PredictOptions::default()).unwrap();
+    assert_eq!(result.extra["shortlist"]["q"]["labels"].to_string(), all);
+    for (label, spelled) in labels.as_array().unwrap().iter().zip(["5000.0", "0", "1e+16", "0.1"]) {
+        let schema = json!({"properties": {"p": {"enum": [label]}}});
+        let decision = agent.decide(&json!("x"), &schema, &PredictOptions::default()).unwrap();
+        assert_eq!(decision.values["p"].to_string(), spelled);
+    }
+}

@@ -17,7 +17,6 @@ mod sample;
 mod train;
 mod units;
 
-use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -27,8 +26,8 @@ use clap::{Parser, Subcommand};
 #[command(name = "tilewright", version, propagate_version = true, arg_required_else_help = true)]
 struct Cli {
     /// Threads that run kernels; one a logical core unless given
-    #[arg(long, global = true, env = "TILEWRIGHT_THREADS", value_name = "N")]
-    threads: Option<NonZeroUsize>,
+    #[arg(long, global = true, env = "TILEWRIGHT_THREADS", value_name = "N", value_parser = threads)]
+    threads: Option<usize>,
 
     #[command(subcommand)]
     command: Command,
@@ -65,6 +64,14 @@ enum Command {
     /// One call of a Laya checkpoint whenever told to (for comparisons)
     #[command(hide = true)]
     BenchDecide(decide::bench::Args),
+}
+
+/// More threads than any machine runs, and fewer than systems refuse.
+const MOST_THREADS: usize = 4096;
+
+fn threads(text: &str) -> Result<usize, String> {
+    let known = text.parse().ok().filter(|n| (1..=MOST_THREADS).contains(n));
+    known.ok_or_else(|| format!("`{text}` is no number of threads; write 1 to {MOST_THREADS}"))
 }
 
 fn main() -> ExitCode {

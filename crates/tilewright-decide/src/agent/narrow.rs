@@ -8,7 +8,7 @@ use tilewright_models::laya::Scorer;
 use super::{Agent, PredictOptions};
 use crate::answer::AnswerValue;
 use crate::error::{Error, Result, type_error, value_error};
-use crate::json::{float, plain_text};
+use crate::json::{canonical, float, plain_text};
 use crate::prediction::Prediction;
 use crate::python::{LabelKey, label_text, repr, repr_str, type_name};
 
@@ -206,7 +206,7 @@ fn choice_items(id: &str, definition: &Value) -> Result<Items> {
     let items: Items = match definition.get("criteria") {
         None => return value_error!("question {} is a choice but has no criteria", repr_str(id)),
         Some(Value::Object(map)) => map.iter().map(|(k, v)| (Value::String(k.clone()), v.clone())).collect(),
-        Some(Value::Array(labels)) => labels.iter().map(|label| (label.clone(), Value::Null)).collect(),
+        Some(Value::Array(labels)) => labels.iter().map(|label| (canonical(label), Value::Null)).collect(),
         Some(other) => return type_error!("choice criteria must be a dict or list, got {}", type_name(other)),
     };
     if items.is_empty() {

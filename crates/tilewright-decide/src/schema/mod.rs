@@ -16,7 +16,7 @@ use tilewright_models::laya::Scorer;
 use crate::agent::{Agent, PredictOptions};
 use crate::answer::{Answer, AnswerValue};
 use crate::error::{Result, schema_error};
-use crate::json::{float, round4};
+use crate::json::{canonical, float, round4};
 use crate::prediction::Prediction;
 use crate::python::type_name;
 
@@ -49,7 +49,7 @@ impl Field {
             return Value::Null;
         }
         match &self.target {
-            Target::Options(values) => values.get(answer.distribution.largest().0).cloned().unwrap_or(Value::Null),
+            Target::Options(values) => values.get(answer.distribution.largest().0).map_or(Value::Null, canonical),
             Target::Level(lowest) => {
                 // The likeliest as published: of levels that round to the same probability the lowest.
                 let mut best = (0, f64::NEG_INFINITY);

@@ -62,9 +62,12 @@ impl AgentConfig {
         if 4 < head && head < max && max <= max_positions {
             return Ok(());
         }
+        let most = match max_positions {
+            usize::MAX => String::new(),
+            n => format!(" <= {n} (max_position_embeddings of encoder/config.json)"),
+        };
         let what = format!(
-            "`head_max_len` {head} and `max_len` {max} do not fit: 4 < head_max_len < max_len <= {max_positions} \
-             (max_position_embeddings of encoder/config.json) is expected"
+            "`head_max_len` {head} and `max_len` {max} do not fit: 4 < head_max_len < max_len{most} is expected"
         );
         Err(Error::format(path, 0, what, HINT))
     }
@@ -216,6 +219,7 @@ mod tests {
             let c = parse(&json!({"encoder": "x", "head_layers": 1, "head_max_len": head, "max_len": max}));
             let message = c.unwrap_err().to_string();
             assert!(message.contains(&format!("`head_max_len` {head} and `max_len` {max}")), "{message}");
+            assert!(message.contains("4 < head_max_len < max_len is expected"), "no limit that nobody set: {message}");
         }
         let c = parse(&json!({"encoder": "x", "head_layers": 1, "head_max_len": 5, "max_len": 6})).unwrap();
         assert!(c.check_lengths(Path::new("c"), 6).is_ok());

@@ -209,6 +209,10 @@ fn theta(f: &Fields<'_>, kind: &str, flat: &str, default: f64) -> Result<f64> {
     }
     let parameters = match f.present("rope_parameters") {
         None => None,
+        Some(Value::Object(map)) if map.contains_key("rope_theta") || map.contains_key("rope_type") => {
+            let what = "gives one rotation for all layers; an object for each of full_attention and sliding_attention is expected";
+            return Err(f.error(format!("`rope_parameters` {what}")));
+        }
         Some(Value::Object(map)) => map.get(kind).filter(|v| !v.is_null()),
         Some(other) => return Err(f.wrong("rope_parameters", other, "an object")),
     };
@@ -306,6 +310,12 @@ mod tests {
             assert!(refused(&[(name, value)]).contains("scaled RoPE"), "{name}");
         }
         assert!(with(&[("rope_scaling", Value::Null)]).is_ok());
+    }
+
+    #[test]
+    fn a_theta_that_is_not_given_by_kind_is_refused_and_not_passed_over() {
+        let message = refused(&[("rope_parameters", json!({"rope_theta": 5000.0, "rope_type": "default"}))]);
+        assert!(message.contains("`rope_parameters` gives one rotation for all layers"), "{message}");
     }
 
     #[test]

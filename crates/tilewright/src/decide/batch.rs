@@ -136,6 +136,9 @@ impl Reader<'_> {
     }
 }
 
+/// Some editors begin a file of UTF-8 with it.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// Runs `--batch`.
 pub fn run(args: &Args, what: Option<&What>) -> Result<()> {
     let input = args.batch.as_deref().expect("asked for");
@@ -165,6 +168,9 @@ pub fn run(args: &Args, what: Option<&What>) -> Result<()> {
             }
             line += 1;
             bar.inc(read as u64);
+            if line == 1 && buffer.starts_with(BYTE_ORDER_MARK) {
+                buffer.drain(..BYTE_ORDER_MARK.len());
+            }
             if buffer.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
@@ -242,7 +248,10 @@ fn open(path: &Path) -> Result<(Box<dyn BufRead>, Option<u64>)> {
 /// program was killed, are taken out: their lines are tried again.
 fn resume(path: &Path) -> Result<(HashSet<String>, Box<dyn Write>)> {
     let mut done = HashSet::new();
-    match std::fs::read(path) {
+    // A pipe or a device keeps no rows to go on from, and reading it may never end.
+    let keeps_rows = std::fs::metadata(path).map_or(true, |m| m.is_file() || m.is_dir());
+    let before = if keeps_rows { std::fs::read(path) } else { Ok(Vec::new()) };
+    match before {
         Ok(bytes) => {
             let mut kept = Vec::with_capacity(bytes.len());
             for (number, row) in bytes.split_inclusive(|b| *b == b'\n').enumerate() {

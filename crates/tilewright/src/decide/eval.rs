@@ -22,7 +22,7 @@ pub struct Args {
     #[arg(long, value_name = "SHARE", value_delimiter = ',', default_values_t = [0.9, 0.95, 0.99])]
     target: Vec<f64>,
     /// Resamples of the intervals
-    #[arg(long, value_name = "N", default_value_t = 2000)]
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = resamples)]
     resamples: usize,
     /// Seed of the resampling
     #[arg(long, default_value_t = 1337)]
@@ -33,6 +33,11 @@ pub struct Args {
     /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
+}
+
+fn resamples(text: &str) -> Result<usize, String> {
+    let known = text.parse().ok().filter(|n| (100..=1_000_000).contains(n));
+    known.ok_or_else(|| format!("`{text}` resamples give no intervals of use; write 100 to 1000000"))
 }
 
 /// Runs the subcommand.

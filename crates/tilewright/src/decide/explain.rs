@@ -23,7 +23,8 @@ pub fn text(explanations: &[Explanation]) -> String {
 
 fn row(out: &mut String, e: &Explanation) {
     let tokens: usize = e.segments.iter().map(|s| s.tokens.len()).sum();
-    let _ = writeln!(out, "{} ({}): a row of {tokens} tokens", e.question.id, e.question.kind.name());
+    let id = shortened(&e.question.id, 40);
+    let _ = writeln!(out, "{id} ({}): a row of {tokens} tokens", e.question.kind.name());
     for segment in &e.segments {
         let name = match segment.part {
             Part::Special => "special".to_owned(),

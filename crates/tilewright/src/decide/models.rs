@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use tilewright_core::DType;
-use tilewright_decide::route::{Router, Source};
+use tilewright_decide::route::{Router, Source, canonical_name};
 use tilewright_decide::{Agent, CalibrationFile, Limits, Tokenizer};
 use tilewright_models::laya::{Checkpoint, Laya, LoadOptions};
 
@@ -112,6 +112,18 @@ impl ModelArgs {
                 None
             }
         };
+        for (i, Given { name, dir, .. }) in given.iter().enumerate() {
+            // Aliases of one name, such as en and english, are one checkpoint too.
+            let key = |name: &Option<String>| name.as_deref().map(canonical_name);
+            if let Some(other) = given[..i].iter().find(|g| key(&g.name) == key(name)) {
+                let name = name.as_deref().unwrap_or(ONLY);
+                bail!(
+                    "two checkpoints are called {name}: {} and {}; give each its own name",
+                    other.dir.display(),
+                    dir.display()
+                );
+            }
+        }
         ensure!(
             self.calibration.is_none() || given.len() == 1,
             "--calibration belongs to one checkpoint, and {} are given",
@@ -192,7 +204,7 @@ impl ModelArgs {
 }
 
 fn is_named(given: &Given, key: &str) -> bool {
-    given.name.as_deref().is_some_and(|name| tilewright_decide::route::canonical_name(name) == key)
+    given.name.as_deref().is_some_and(|name| canonical_name(name) == key)
 }
 
 #[cfg(test)]

@@ -27,10 +27,11 @@ pub fn text(prediction: &Prediction, bars: bool) -> String {
             "\nnote: up to {} of the {} tokens of the state were cut for {}; raise --max-len, or use --long",
             state.dropped,
             state.tokens,
-            state.questions.join(", ")
+            state.questions.iter().map(|id| shortened(id, TEXT)).collect::<Vec<_>>().join(", ")
         );
     }
     for (id, options) in &usage.options {
+        let id = shortened(id, TEXT);
         let _ = writeln!(
             out,
             "\nnote: after cutting, only {} of the {} options of {id} differ; raise --head-max-len, or use --tournament",
@@ -42,12 +43,12 @@ pub fn text(prediction: &Prediction, bars: bool) -> String {
 
 fn block(out: &mut String, answer: &Answer, bars: bool) {
     let value = match &answer.value {
-        AnswerValue::Choice(label) => label.as_str().map_or_else(|| label.to_string(), str::to_owned),
+        AnswerValue::Choice(label) => shortened(&label.as_str().map_or_else(|| label.to_string(), str::to_owned), TEXT),
         AnswerValue::Score { expected, legend } => format!("{expected:.2} on 0 to {}", legend.len().saturating_sub(1)),
         AnswerValue::Noul(p) => if *p >= 0.5 { "true" } else { "false" }.to_owned(),
     };
-    let _ =
-        write!(out, "{}: {value}   ({}, confidence {:.4}", answer.id, answer.kind().name(), answer.answer_confidence);
+    let id = shortened(&answer.id, TEXT);
+    let _ = write!(out, "{id}: {value}   ({}, confidence {:.4}", answer.kind().name(), answer.answer_confidence);
     if let Some(verdict) = &answer.verdict {
         let _ = match verdict.state {
             Abstention::Passed => write!(out, ", passes {}", verdict.threshold),
@@ -90,9 +91,10 @@ fn name(answer: &Answer, i: usize, key: &str) -> String {
     shortened(&full, TEXT)
 }
 
-/// A text on one line, with dots where it was cut.
+/// A text on one line, with dots where it was cut. Nothing in it commands the terminal or turns the direction of what follows.
 pub fn shortened(text: &str, limit: usize) -> String {
-    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let commands = |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let line: String = text.chars().map(|c| if commands(c) { ' ' } else { c }).collect();
     match line.char_indices().nth(limit) {
         Some(_) => format!("{}...", line.chars().take(limit - 3).collect::<String>()),
         None => line,

@@ -26,9 +26,13 @@ fn every_command_has_help_and_the_version() {
 }
 
 #[test]
-fn zero_threads_are_refused_by_flag_and_by_environment() {
+fn numbers_of_threads_that_no_machine_runs_are_refused_by_flag_and_by_environment() {
     assert!(tilewright(&["--threads", "0", "doctor"]).refused().contains("--threads"));
     assert!(tilewright(&["doctor", "--threads", "many"]).refused().contains("--threads"));
+    assert!(
+        tilewright(&["doctor", "--threads", "100000"]).refused().contains("write 1 to 4096"),
+        "no system has these"
+    );
     let run = tilewright_in(Path::new("."), &["doctor"], &[("TILEWRIGHT_THREADS", "-1")]);
     assert!(run.refused().contains("-1"));
 }

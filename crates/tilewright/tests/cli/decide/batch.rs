@@ -217,3 +217,19 @@ fn an_interrupted_run_stops_with_whole_rows_and_goes_on_later() {
     let run = folder.decide(&batch(&["--output", "out.jsonl"]));
     assert!(run.err.contains(&format!("{answered} were answered before")), "{}", run.err);
 }
+
+#[test]
+fn a_byte_order_mark_before_the_first_line_is_passed_over() {
+    let folder = three();
+    folder.write("in.jsonl", "\u{feff}\"good\"\n\"\u{feff}\"\n");
+    let rows = rows(&folder.decide(&batch(&[])).ok());
+    let alone = folder.json(&["--model", "EN", "--questions", "q.json", "--state", "good"]);
+    assert_eq!(rows[0]["result"], alone);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_output_that_is_no_file_is_written_and_not_read() {
+    let run = three().decide(&batch(&["--output", "/dev/full"]));
+    assert!(run.complaint().contains("No space left"), "an endless device is not read for rows to go on from");
+}

@@ -175,3 +175,11 @@ fn the_benchmarks_worker_tells_what_it_lacks() {
     assert!(lines[0]["error"].as_str().unwrap().contains("no input"), "{lines:?}");
     assert!(lines[1]["error"].as_str().unwrap().contains("no request `go`"), "{lines:?}");
 }
+
+#[test]
+fn numbers_of_resamples_that_give_no_interval_are_refused() {
+    let folder = labelled();
+    for n in ["0", "1", "99999999999", "x"] {
+        assert!(folder.decide(&words("eval", &["--resamples", n])).refused().contains("write 100 to 1000000"), "{n}");
+    }
+}

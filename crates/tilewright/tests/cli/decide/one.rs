@@ -346,3 +346,19 @@ fn a_hub_that_cannot_be_reached_or_named_is_told_with_another_way() {
     assert!(error.contains("--model DIR"), "{error}");
     assert!(ask("laya").contains("write OWNER/REPO"));
 }
+
+#[test]
+fn nothing_that_a_request_says_commands_the_terminal() {
+    let question = |kind: &str, criteria: Value| json!({"type": kind, "instructions": "Which?", "criteria": criteria});
+    let questions = json!({
+        "id\u{1b}[2J\n": question("choice", json!(["a\u{1b}[31m\n", "b\u{202e}\u{1b}"])),
+        "x\u{1b}": question("score", json!(["low\u{1b}[0m", "high\u{2066}"])),
+    });
+    let folder = Folder::new(&[("q.json", questions.to_string())]);
+    let state = "\u{1b}[2J words ".repeat(200);
+    for more in [&["--max-len", "60"][..], &["--explain"]] {
+        let words = [&["--model", "EN", "--questions", "q.json", "--state", &state][..], more].concat();
+        let out = folder.decide(&words).ok();
+        assert!(!out.contains(['\u{1b}', '\u{202e}', '\u{2066}']), "{out:?}");
+    }
+}

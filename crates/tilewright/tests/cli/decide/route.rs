@@ -81,3 +81,13 @@ fn a_checkpoint_without_a_name_answers_everything_without_routing() {
     let result = folder.json(&["--model", "MULTI", "--questions", "q.json", "--state", "Please refund the charge"]);
     assert!(result.get("routing").is_none(), "{result}");
 }
+
+#[test]
+fn one_name_for_two_checkpoints_is_refused() {
+    let folder = with_questions();
+    for second in ["english=MULTI", "en=MULTI"] {
+        let words = ["--model", "english=EN", "--model", second, "--questions", "q.json", "--state", "x"];
+        let error = folder.decide(&words).complaint();
+        assert!(error.contains("two checkpoints are called") && error.contains("tiny-multi"), "{error}");
+    }
+}
