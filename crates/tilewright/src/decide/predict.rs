@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use tilewright_decide::route::{Decision, Request};
 use tilewright_decide::{Gate, PredictOptions, Prediction};
@@ -206,6 +206,9 @@ impl How {
 
 /// Runs the subcommand.
 pub fn run(args: &Args) -> Result<()> {
+    let files = [&args.questions.questions, &args.schema, &args.state.state_file, &args.batch];
+    let from_stdin = files.into_iter().flatten().filter(|path| path.as_os_str() == "-").count();
+    ensure!(from_stdin < 2, "standard input can be read once, and `-` is given {from_stdin} times; name files");
     let what = args.what()?;
     if args.batch.is_some() {
         return batch::run(args, what.as_ref());

@@ -362,3 +362,12 @@ fn nothing_that_a_request_says_commands_the_terminal() {
         assert!(!out.contains(['\u{1b}', '\u{202e}', '\u{2066}']), "{out:?}");
     }
 }
+
+#[test]
+fn standard_input_is_not_promised_twice() {
+    let folder = with_questions();
+    for (a, b) in [("--questions", "--state-file"), ("--questions", "--batch"), ("--schema", "--state-file")] {
+        let error = folder.decide(&["--model", "EN", a, "-", b, "-"]).complaint();
+        assert!(error.contains("standard input can be read once"), "the second reader would find it empty: {error}");
+    }
+}
