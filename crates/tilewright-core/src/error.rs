@@ -99,6 +99,18 @@ pub enum Error {
         /// The next thing to try.
         hint: String,
     },
+    /// A call of a device's driver or library failed.
+    #[error("{op} on {device}: {what}; {hint}")]
+    Driver {
+        /// The op.
+        op: &'static str,
+        /// The device.
+        device: String,
+        /// The call, what it was given and the driver's words.
+        what: String,
+        /// The next thing to try.
+        hint: String,
+    },
     /// A file does not hold what its format promises.
     #[error("{}: byte {offset}: {what}; {hint}", path.display())]
     Format {

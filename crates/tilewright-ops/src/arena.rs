@@ -6,6 +6,8 @@ use tilewright_core::{DType, Error, Result, Shape};
 
 use crate::Device;
 use crate::cpu::buffer::CpuBuffer;
+#[cfg(feature = "cuda")]
+use crate::runtime::cuda::memory::CudaBuffer;
 use crate::tensor::{NullBuffer, Storage, Tensor};
 
 /// Every slot starts at a multiple of this: enough for a cache line, an AVX-512 register and a GPU's widest load.
@@ -95,6 +97,11 @@ impl Arena {
                     hint: "use a smaller batch, sequence or model, or a higher recompute mode; `tilewright plan` shows what fits".into(),
                 }
             })?)),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => {
+                let what = format!("arena `{}`", plan.name);
+                Storage::Cuda(Rc::new(CudaBuffer::zeroed(cuda.clone(), plan.bytes, &what)?))
+            }
             Device::Null(null) => {
                 null.add_live(plan.bytes);
                 Storage::Null(Rc::new(NullBuffer { device: null.clone(), bytes: plan.bytes }))

@@ -5,6 +5,8 @@ use std::rc::Rc;
 
 use crate::cpu::Cpu;
 use crate::null::Null;
+#[cfg(feature = "cuda")]
+use crate::runtime::cuda::{self, Cuda};
 
 /// Where tensors live and ops run. Cheap to clone; one owner thread (a device is neither `Send` nor `Sync`).
 #[derive(Clone)]
@@ -12,6 +14,9 @@ use crate::null::Null;
 pub enum Device {
     /// This computer's processor: SIMD kernels on a pool of threads.
     Cpu(Rc<Cpu>),
+    /// An NVIDIA GPU.
+    #[cfg(feature = "cuda")]
+    Cuda(Rc<Cuda>),
     /// Computes nothing, records launches and bytes, and allocates nothing: the planner's device.
     Null(Rc<Null>),
 }
@@ -32,31 +37,55 @@ impl Device {
         Device::Null(Rc::new(Null::new(threads)))
     }
 
+    /// The NVIDIA GPU `ordinal`.
+    ///
+    /// # Errors
+    /// What is missing (driver, GPU, NVRTC, cuBLASLt) and how to get it; without the feature `cuda`, how to build with it.
+    pub fn cuda(ordinal: usize) -> tilewright_core::Result<Self> {
+        #[cfg(feature = "cuda")]
+        return cuda::open(ordinal).map(Device::Cuda);
+        #[cfg(not(feature = "cuda"))]
+        Err(tilewright_core::Error::config(
+            format!("device cuda:{ordinal}: this program was built without CUDA"),
+            "build with `--features cuda`, or use --device cpu",
+        ))
+    }
+
     /// A short name for messages and records: `cpu (avx512, 2 threads)`, `null`.
     pub fn name(&self) -> String {
         match self {
             Device::Cpu(cpu) => format!("cpu ({}, {} threads)", cpu.isa().name(), cpu.threads()),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => cuda.name(),
             Device::Null(_) => "null".to_owned(),
         }
     }
 
-    /// Worker threads; workspaces are sized by it.
+    /// Worker threads of a processor; workspaces are sized by it.
     pub fn threads(&self) -> usize {
         match self {
             Device::Cpu(cpu) => cpu.threads(),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => 1,
             Device::Null(null) => null.threads(),
         }
     }
 
     /// Bytes that the device itself holds (packing buffers of the matrix product), apart from any arena. Constant for its lifetime.
     pub fn scratch_bytes(&self) -> usize {
-        crate::cpu::scratch_bytes(self.threads())
+        match self {
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => cuda::HELD_BYTES,
+            _ => crate::cpu::scratch_bytes(self.threads()),
+        }
     }
 
     /// Bytes of arenas alive on this device now.
     pub fn live_bytes(&self) -> usize {
         match self {
             Device::Cpu(cpu) => cpu.live_bytes(),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => cuda.live_bytes(),
             Device::Null(null) => null.live_bytes(),
         }
     }
@@ -65,6 +94,8 @@ impl Device {
     pub fn same(&self, other: &Device) -> bool {
         match (self, other) {
             (Device::Cpu(a), Device::Cpu(b)) => Rc::ptr_eq(a, b),
+            #[cfg(feature = "cuda")]
+            (Device::Cuda(a), Device::Cuda(b)) => Rc::ptr_eq(a, b),
             (Device::Null(a), Device::Null(b)) => Rc::ptr_eq(a, b),
             _ => false,
         }

@@ -25,6 +25,8 @@ pub mod arena;
 pub mod attention;
 mod check;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda_sources;
 pub mod device;
 pub mod embedding;
 pub mod encoder_attention;
@@ -37,7 +39,9 @@ pub mod linear_cross_entropy;
 pub mod mapped;
 pub mod matmul;
 pub mod null;
+pub mod replay;
 pub mod rope;
+pub mod runtime;
 pub mod sampling;
 pub mod tensor;
 
@@ -47,5 +51,6 @@ pub(crate) mod testing;
 pub use arena::{Arena, Plan, Slot};
 pub use device::Device;
 pub use mapped::MappedFile;
+pub use replay::Replay;
 pub use tensor::Tensor;
 pub use tilewright_core::{DType, Error, Result, Shape};

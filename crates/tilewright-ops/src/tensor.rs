@@ -10,6 +10,8 @@ use crate::cpu::Element;
 use crate::cpu::buffer::CpuBuffer;
 use crate::mapped::MappedFile;
 use crate::null::Null;
+#[cfg(feature = "cuda")]
+use crate::runtime::cuda::memory::CudaBuffer;
 
 /// The memory behind an arena.
 #[derive(Clone)]
@@ -17,6 +19,8 @@ pub(crate) enum Storage {
     Cpu(Rc<CpuBuffer>),
     /// A file on the CPU, read only.
     Mapped(Rc<MappedFile>),
+    #[cfg(feature = "cuda")]
+    Cuda(Rc<CudaBuffer>),
     Null(Rc<NullBuffer>),
 }
 
@@ -90,6 +94,15 @@ impl Tensor {
         file.check_range(offset, elements, dtype)?;
         let storage = match device {
             Device::Cpu(_) => Storage::Mapped(file.clone()),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => {
+                return Err(Error::Unsupported {
+                    op: "tensor.mapped",
+                    device: device.name(),
+                    what: "a file mapped into its memory".into(),
+                    hint: "copy the bytes with `Tensor::write_bytes`".into(),
+                });
+            }
             Device::Null(null) => Storage::Null(Rc::new(NullBuffer { device: null.clone(), bytes: 0 })),
         };
         Ok(Tensor::from_parts(storage, device.clone(), offset, dtype, Shape::new(shape)))
@@ -178,6 +191,8 @@ impl Tensor {
         let same = match (&self.storage, &other.storage) {
             (Storage::Cpu(a), Storage::Cpu(b)) => Rc::ptr_eq(a, b),
             (Storage::Mapped(a), Storage::Mapped(b)) => Rc::ptr_eq(a, b),
+            #[cfg(feature = "cuda")]
+            (Storage::Cuda(a), Storage::Cuda(b)) => Rc::ptr_eq(a, b),
             (Storage::Null(a), Storage::Null(b)) => Rc::ptr_eq(a, b),
             _ => false,
         };
@@ -207,6 +222,12 @@ impl Tensor {
             (Storage::Cpu(_) | Storage::Mapped(_), DType::F32) => self.load::<f32>(out),
             (Storage::Cpu(_) | Storage::Mapped(_), DType::F16) => self.load::<f16>(out),
             (Storage::Cpu(_) | Storage::Mapped(_), DType::BF16) => self.load::<bf16>(out),
+            #[cfg(feature = "cuda")]
+            (Storage::Cuda(_), DType::F32) => self.fetch::<f32>(out)?,
+            #[cfg(feature = "cuda")]
+            (Storage::Cuda(_), DType::F16) => self.fetch::<f16>(out)?,
+            #[cfg(feature = "cuda")]
+            (Storage::Cuda(_), DType::BF16) => self.fetch::<bf16>(out)?,
             (_, got) => {
                 return Err(Error::DType { op: "tensor.read_f32", what: "self", got, want: "a float type".into() });
             }
@@ -223,6 +244,12 @@ impl Tensor {
             (Storage::Cpu(_), DType::F32) => self.store::<f32>(values),
             (Storage::Cpu(_), DType::F16) => self.store::<f16>(values),
             (Storage::Cpu(_), DType::BF16) => self.store::<bf16>(values),
+            #[cfg(feature = "cuda")]
+            (Storage::Cuda(_), DType::F32) => self.send::<f32>(values)?,
+            #[cfg(feature = "cuda")]
+            (Storage::Cuda(_), DType::F16) => self.send::<f16>(values)?,
+            #[cfg(feature = "cuda")]
+            (Storage::Cuda(_), DType::BF16) => self.send::<bf16>(values)?,
             (_, got) => {
                 return Err(Error::DType { op: "tensor.write_f32", what: "self", got, want: "a float type".into() });
             }
@@ -235,9 +262,30 @@ impl Tensor {
         self.check_dtype("tensor.read_i32", DType::I32)?;
         Ok(match &self.storage {
             Storage::Null(_) => vec![0; self.numel()],
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(_) => {
+                let mut bytes = vec![0; self.bytes()];
+                self.read_bytes(0, &mut bytes)?;
+                bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+            }
             // SAFETY: the dtype is I32, and no op is running (a tensor is not `Send`).
             Storage::Cpu(_) | Storage::Mapped(_) => unsafe { self.slice_of::<i32>() }.to_vec(),
         })
+    }
+
+    /// The elements of an i32 tensor for a check before a launch: `None` where there is nothing to read (a null device) or no time to (a graph is
+    /// being recorded; who records one has run the same call before).
+    pub(crate) fn ids(&self) -> Result<Option<std::borrow::Cow<'_, [i32]>>> {
+        self.check_dtype("tensor.ids", DType::I32)?;
+        match &self.storage {
+            Storage::Null(_) => Ok(None),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(buffer) if buffer.device.recording() => Ok(None),
+            // SAFETY: the dtype is I32, and no op is running (a tensor is not `Send`).
+            Storage::Cpu(_) | Storage::Mapped(_) => Ok(Some(unsafe { self.slice_of::<i32>() }.into())),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(_) => Ok(Some(self.read_i32()?.into())),
+        }
     }
 
     /// Fills the tensor with i32 values.
@@ -249,6 +297,11 @@ impl Tensor {
             // SAFETY: as in `read_i32`; the slice lives only for this copy.
             unsafe { self.slice_of_mut::<i32>() }.copy_from_slice(values);
         }
+        #[cfg(feature = "cuda")]
+        if let Storage::Cuda(buffer) = &self.storage {
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            buffer.device.upload(self.cuda_address(), &bytes)?;
+        }
         Ok(())
     }
 
@@ -257,6 +310,8 @@ impl Tensor {
         self.check_range("tensor.read_bytes", start, out.len())?;
         match &self.storage {
             Storage::Null(_) => out.fill(0),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(buffer) => buffer.device.download(self.cuda_address() + start as u64, out)?,
             // SAFETY: any element type may be read as bytes; the slice lives only for this copy.
             Storage::Cpu(_) | Storage::Mapped(_) => {
                 out.copy_from_slice(&unsafe { self.bytes_slice() }[start..start + out.len()]);
@@ -274,6 +329,10 @@ impl Tensor {
             let all = unsafe { self.bytes_slice_mut() };
             all[start..start + bytes.len()].copy_from_slice(bytes);
         }
+        #[cfg(feature = "cuda")]
+        if let Storage::Cuda(buffer) = &self.storage {
+            buffer.device.upload(self.cuda_address() + start as u64, bytes)?;
+        }
         Ok(())
     }
 
@@ -286,6 +345,11 @@ impl Tensor {
         if let Storage::Cpu(_) = &self.storage {
             // SAFETY: as in `write_bytes`.
             unsafe { self.bytes_slice_mut() }.fill(0);
+        }
+        #[cfg(feature = "cuda")]
+        if let Storage::Cuda(buffer) = &self.storage {
+            // A fault of the device shows at the next call that can report it.
+            let _ = buffer.device.fill(self.cuda_address(), 0, self.bytes());
         }
     }
 
@@ -300,6 +364,10 @@ impl Tensor {
         if let (Storage::Cpu(_), Storage::Cpu(_) | Storage::Mapped(_)) = (&self.storage, &src.storage) {
             // SAFETY: the ranges are disjoint and live only for this copy.
             unsafe { self.bytes_slice_mut().copy_from_slice(src.bytes_slice()) };
+        }
+        #[cfg(feature = "cuda")]
+        if let (Storage::Cuda(buffer), Storage::Cuda(_)) = (&self.storage, &src.storage) {
+            buffer.device.copy(self.cuda_address(), src.cuda_address(), self.bytes())?;
         }
         Ok(())
     }
@@ -318,6 +386,35 @@ impl Tensor {
         for (d, v) in dst.iter_mut().zip(values) {
             *d = T::from_f32(*v);
         }
+    }
+
+    /// The address on the GPU; 0 elsewhere.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn cuda_address(&self) -> u64 {
+        match &self.storage {
+            Storage::Cuda(buffer) => buffer.address + self.offset as u64,
+            _ => 0,
+        }
+    }
+
+    /// Copies from a GPU and widens on the host.
+    #[cfg(feature = "cuda")]
+    fn fetch<T: Element>(&self, out: &mut [f32]) -> Result<()> {
+        let mut values = vec![T::default(); self.numel()];
+        // SAFETY: every bit pattern is a float; the slice covers exactly the vector.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), self.bytes()) };
+        self.read_bytes(0, bytes)?;
+        out.iter_mut().zip(values).for_each(|(o, v)| *o = v.to_f32());
+        Ok(())
+    }
+
+    /// Rounds on the host and copies to a GPU.
+    #[cfg(feature = "cuda")]
+    fn send<T: Element>(&self, values: &[f32]) -> Result<()> {
+        let values: Vec<T> = values.iter().map(|&v| T::from_f32(v)).collect();
+        // SAFETY: floats have no padding; the slice covers exactly the vector.
+        let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), self.bytes()) };
+        self.write_bytes(0, bytes)
     }
 
     fn check_len(&self, op: &'static str, len: usize) -> Result<()> {
@@ -377,7 +474,7 @@ impl Tensor {
         match &self.storage {
             Storage::Cpu(buffer) => unsafe { std::slice::from_raw_parts(buffer.ptr().add(self.offset), self.bytes()) },
             Storage::Mapped(file) => &file.bytes()[self.offset..self.offset + self.bytes()],
-            Storage::Null(_) => &[],
+            _ => &[],
         }
     }
 
@@ -388,7 +485,7 @@ impl Tensor {
                 std::slice::from_raw_parts_mut(buffer.ptr().add(self.offset), self.bytes())
             },
             Storage::Mapped(_) => unreachable!("a mapped tensor is never written; the op's check let it through"),
-            Storage::Null(_) => &mut [],
+            _ => &mut [],
         }
     }
 }

@@ -34,9 +34,48 @@ impl Random {
     }
 }
 
-/// Every device that case tables run on here: the CPU at each instruction set of this machine, with one, two and three threads at the best one.
-/// Prints once which sets this machine lacks.
+/// Every device that case tables run on here: [`cpus`] and, with `TILEWRIGHT_TEST_CUDA=1`, the GPU; `TILEWRIGHT_TEST_CUDA=only` leaves the CPUs out.
 pub(crate) fn devices() -> Vec<Device> {
+    let gpus = gpus();
+    if !gpus.is_empty() && std::env::var("TILEWRIGHT_TEST_CUDA").is_ok_and(|v| v == "only") {
+        return gpus;
+    }
+    cpus().into_iter().chain(gpus).collect()
+}
+
+/// Where a case of production size is run: two threads at the best instruction set, and the GPU.
+pub(crate) fn production_devices() -> Vec<Device> {
+    let gpus = gpus();
+    if !gpus.is_empty() && std::env::var("TILEWRIGHT_TEST_CUDA").is_ok_and(|v| v == "only") {
+        return gpus;
+    }
+    std::iter::once(Device::cpu_with_threads(2)).chain(gpus).collect()
+}
+
+/// Whether a device is a GPU, whose sums have another order and whose products of 16-bit types have 16-bit factors.
+pub(crate) fn is_gpu(device: &Device) -> bool {
+    !matches!(device, Device::Cpu(_) | Device::Null(_))
+}
+
+/// The GPU that the environment asks for, one handle a thread. Asked for and not there is a failure, not a skip.
+#[cfg(feature = "cuda")]
+pub(crate) fn gpus() -> Vec<Device> {
+    thread_local!(static GPU: std::cell::OnceCell<Device> = const { std::cell::OnceCell::new() });
+    if std::env::var_os("TILEWRIGHT_TEST_CUDA").is_none() {
+        return Vec::new();
+    }
+    vec![GPU.with(|gpu| gpu.get_or_init(|| Device::cuda(0).unwrap()).clone())]
+}
+
+/// No GPU in this build.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn gpus() -> Vec<Device> {
+    Vec::new()
+}
+
+/// The processor as several devices: the CPU at each instruction set of this machine, with one, two and three threads at the best one.
+/// Prints once which sets this machine lacks.
+pub(crate) fn cpus() -> Vec<Device> {
     static SAID: std::sync::Once = std::sync::Once::new();
     SAID.call_once(|| {
         for isa in Isa::ALL.into_iter().filter(|i| !i.is_available()) {

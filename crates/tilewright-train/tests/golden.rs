@@ -10,6 +10,11 @@ use tilewright_train::loader::{Geometry, Loader, ShardSet};
 
 const ROWS: usize = 4 * 64;
 
+/// The processor, or with `TILEWRIGHT_TEST_CUDA` the GPU.
+fn device() -> Device {
+    if std::env::var_os("TILEWRIGHT_TEST_CUDA").is_some() { Device::cuda(0).unwrap() } else { Device::cpu() }
+}
+
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
 }
@@ -159,7 +164,7 @@ fn shuffled_trajectory(model: &mut Gpt2) {
 #[test]
 fn d12_follows_llmc() {
     let config = Gpt2Config::from_descriptor("d12").unwrap();
-    let mut model = Gpt2::new(&Device::cpu(), config, Options::training(4, 64)).unwrap();
+    let mut model = Gpt2::new(&device(), config, Options::training(4, 64)).unwrap();
     model.init_random(42).unwrap();
     initialisation(&model);
     one_batch_ten_times(&mut model);

@@ -40,7 +40,7 @@ impl Report {
             ("processor", processor(&mut advice)),
             ("memory", memory_rows(&mut advice)),
             ("disk", disk(&mut advice)),
-            ("devices", devices()),
+            ("devices", devices(&mut advice)),
         ];
         Report { sections, advice }
     }
@@ -194,9 +194,22 @@ fn disk(advice: &mut Vec<String>) -> Vec<(&'static str, String)> {
     vec![("free here", free.map_or_else(|| "not told by this system".to_owned(), bytes))]
 }
 
-fn devices() -> Vec<(&'static str, String)> {
-    let cpu = format!("{}, {} threads", Isa::from_env().name(), default_threads());
-    vec![("cpu", cpu), ("gpu", "this version computes on the CPU only".to_owned())]
+fn devices(advice: &mut Vec<String>) -> Vec<(&'static str, String)> {
+    let mut rows = vec![("cpu", format!("{}, {} threads", Isa::from_env().name(), default_threads()))];
+    rows.extend(gpu(advice));
+    rows
+}
+
+#[cfg(feature = "cuda")]
+fn gpu(advice: &mut Vec<String>) -> Vec<(&'static str, String)> {
+    let report = tilewright_ops::runtime::cuda::doctor::report();
+    advice.extend(report.advice);
+    report.rows
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu(_: &mut Vec<String>) -> Vec<(&'static str, String)> {
+    vec![("gpu", "this build computes on the CPU only; `--features cuda` adds NVIDIA GPUs".to_owned())]
 }
 
 #[cfg(unix)]

@@ -11,6 +11,8 @@ use crate::cpu::element::with_element;
 use crate::{Device, Tensor};
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -114,6 +116,8 @@ pub fn update(device: &Device, args: &Update<'_>) -> Result<()> {
             let step = Step::new(args, args.clip.as_ref().map_or(Ok(1.0), clip_scale)?);
             with_element!(param.dtype(), P => with_element!(grad.dtype(), G => cpu::update::<P, G>(cpu, args, &step)));
         }
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::update(cuda, args)?,
         Device::Null(null) => {
             // Everything is read and written, but `grad` is only read unless it is zeroed, and `param` only written beside a master.
             let all: usize = 2 * written.iter().map(|(_, t)| t.bytes()).sum::<usize>();
@@ -134,6 +138,8 @@ pub fn round(device: &Device, args: &Round<'_>) -> Result<()> {
     check_layers(&check, param, layers)?;
     match device {
         Device::Cpu(cpu) => with_element!(param.dtype(), P => cpu::round::<P>(cpu, master, param, rounding, layers)),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::round(cuda, args)?,
         Device::Null(null) => null.record(check.op, 0, (master.bytes() + param.bytes()) as u64),
     }
     Ok(())

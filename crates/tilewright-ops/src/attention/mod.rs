@@ -9,6 +9,8 @@
 //! masked score has probability exactly zero, even where it is not a number. Deterministic for any number of threads.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -87,7 +89,15 @@ pub struct Decode<'a> {
 /// Bytes of workspace that [`forward`] and [`backward`] need. Depends on the shape and on the device's number of threads.
 pub fn workspace_bytes(device: &Device, b: usize, t: usize, c: usize, heads: usize) -> usize {
     let sizes = Sizes { b, t, heads, head: c / heads.max(1) };
-    cpu::workspace_floats(sizes, device.threads()) * size_of::<f32>()
+    workspace_floats(device, sizes) * size_of::<f32>()
+}
+
+fn workspace_floats(device: &Device, sizes: Sizes) -> usize {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => cuda::workspace_floats(sizes),
+        _ => cpu::workspace_floats(sizes, device.threads()),
+    }
 }
 
 /// Checks what all three have in common: `qkv` is some rows of `3C` floats, and the heads divide `C`.
@@ -139,13 +149,15 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     check.float("qkv", qkv, &[b, t, 3 * c])?;
     check.typed("out", out, qkv.dtype(), &[b, t, c])?;
     check.typed("lse", lse, DType::F32, &[b, heads, t])?;
-    let floats = cpu::workspace_floats(sizes, device.threads());
+    let floats = workspace_floats(device, sizes);
     let scratch = workspace(&check, scratch, floats)?;
     check.disjoint(&[("out", out), ("lse", lse), ("workspace", &scratch)], &[("qkv", qkv)])?;
     match device {
         Device::Cpu(cpu) => {
             with_element!(qkv.dtype(), T => cpu::forward::<T>(cpu, sizes, qkv, out, lse, &scratch));
         }
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::forward(cuda, sizes, args)?,
         Device::Null(null) => {
             let bytes = qkv.bytes() + out.bytes() + lse.bytes();
             null.record(check.op, 2 * product_flops(sizes), bytes as u64);
@@ -166,7 +178,7 @@ pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
     check.typed("lse", lse, DType::F32, &[b, heads, t])?;
     check.typed("dout", dout, qkv.dtype(), &[b, t, c])?;
     check.typed("dqkv", dqkv, qkv.dtype(), &[b, t, 3 * c])?;
-    let floats = cpu::workspace_floats(sizes, device.threads());
+    let floats = workspace_floats(device, sizes);
     let scratch = workspace(&check, scratch, floats)?;
     check.disjoint(
         &[("dqkv", dqkv), ("workspace", &scratch)],
@@ -177,6 +189,8 @@ pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
             let tensors = cpu::BackwardTensors { qkv, out, lse, dout, dqkv, workspace: &scratch };
             with_element!(qkv.dtype(), T => cpu::backward::<T>(cpu, sizes, &tensors));
         }
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::backward(cuda, sizes, args, &scratch)?,
         Device::Null(null) => {
             let bytes = qkv.bytes() + out.bytes() + lse.bytes() + dout.bytes() + dqkv.bytes();
             null.record(check.op, 5 * product_flops(sizes), bytes as u64);
@@ -204,6 +218,11 @@ pub fn decode(device: &Device, args: &Decode<'_>) -> Result<()> {
         Device::Cpu(cpu) => {
             let tensors = cpu::DecodeTensors { heads, head, position, qkv, k_cache, v_cache, out };
             with_element!(qkv.dtype(), T => cpu::decode::<T>(cpu, b, longest, &tensors));
+        }
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => {
+            let tensors = cpu::DecodeTensors { heads, head, position, qkv, k_cache, v_cache, out };
+            cuda::decode(cuda, b, longest, &tensors)?;
         }
         Device::Null(null) => {
             let keys = position as u64 + 1;

@@ -7,6 +7,8 @@ use crate::cpu::element::with_element;
 use crate::{Device, Tensor};
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -81,6 +83,11 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
             in_range(&check, tokens, t, vocab)?;
             with_element!(dtype, T => cpu::forward::<T>(cpu, args, c));
         }
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => {
+            in_range(&check, tokens, t, vocab)?;
+            cuda::forward(cuda, args, c)?;
+        }
         Device::Null(null) => null.record(check.op, out.numel() as u64, (tokens.bytes() + 3 * out.bytes()) as u64),
     }
     Ok(())
@@ -112,6 +119,11 @@ pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
             let words = workspace.reinterpret(0, DType::I32, &[workspace_words(b * t)])?;
             with_element!(dtype, T => cpu::backward::<T>(cpu, args, c, &words));
         }
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => {
+            in_range(&check, tokens, t, vocab)?;
+            cuda::backward(cuda, args, c)?;
+        }
         Device::Null(null) => {
             // Each gradient is read twice; at most as many rows of dwte are read and written.
             let bytes = tokens.bytes() + 4 * dout.bytes() + 2 * dwpe.bytes();
@@ -131,8 +143,7 @@ fn pair(check: &Check<'_>, what: &'static str, want: &str, t: &Tensor) -> Result
 
 /// Every id lies in `0..vocab`; checked before anything is written.
 fn in_range(check: &Check<'_>, tokens: &Tensor, t: usize, vocab: usize) -> Result<()> {
-    // SAFETY: the dtype was checked; no op is running.
-    let ids = unsafe { tokens.slice_of::<i32>() };
+    let Some(ids) = tokens.ids()? else { return Ok(()) };
     match ids.iter().position(|&id| usize::try_from(id).map_or(true, |id| id >= vocab)) {
         None => Ok(()),
         Some(i) => Err(Error::Argument {

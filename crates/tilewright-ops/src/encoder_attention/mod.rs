@@ -120,6 +120,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
             }
             with_element!(dtype, T => cpu::forward::<T>(cpu, args, head, &scratch));
         }
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => return Err(check.processor_only()),
         Device::Null(null) => {
             // Lengths are data; rows of equal length stand for them.
             let length = n.div_ceil(rows.max(1));

@@ -39,6 +39,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
             in_range(&check, index, rows)?;
             with_element!(table.dtype(), T => cpu::forward::<T>(cpu, args, width));
         }
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => return Err(check.processor_only()),
         Device::Null(null) => {
             let read = n * width * table.dtype().size();
             null.record(check.op, 0, (read + index.bytes() + out.bytes()) as u64);

@@ -10,6 +10,8 @@ use crate::cpu::element::with_element;
 use crate::{Device, Tensor};
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 #[cfg(test)]
 pub(crate) mod reference;
 #[cfg(test)]
@@ -56,6 +58,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     check.disjoint(&[("out", out)], &[("x", x)])?;
     match device {
         Device::Cpu(cpu) => with_element!(dtype, T => cpu::forward::<T>(cpu, kind, x, out)),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::forward(cuda, args)?,
         Device::Null(null) => null.record(check.op, 10 * n as u64, 2 * x.bytes() as u64),
     }
     Ok(())
@@ -75,6 +79,8 @@ pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
     }
     match device {
         Device::Cpu(cpu) => with_element!(dtype, T => cpu::backward::<T>(cpu, kind, x, dout, dx)),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::backward(cuda, args)?,
         Device::Null(null) => null.record(check.op, 16 * n as u64, 3 * x.bytes() as u64),
     }
     Ok(())

@@ -47,7 +47,11 @@ fn bug_28_odd_shapes_keep_their_tails() {
 
 #[test]
 fn a_production_sized_hidden_layer() {
-    check(&Device::cpu_with_threads(2), DType::F32, Gelu::Tanh, &[1, 1024, 3072], 1.0);
+    for device in testing::production_devices() {
+        for dtype in FLOATS {
+            check(&device, dtype, Gelu::Tanh, &[1, 1024, 3072], 1.0);
+        }
+    }
 }
 
 #[test]
@@ -155,7 +159,7 @@ fn the_bits_depend_on_neither_threads_nor_instruction_set_nor_alignment() {
     };
     for kind in KINDS {
         let first = run(&Device::cpu_with_threads(1), kind, false);
-        for device in devices() {
+        for device in testing::cpus() {
             assert!(run(&device, kind, false) == first, "{device:?}");
             assert!(run(&device, kind, true) == first, "{device:?}, unaligned");
         }

@@ -9,6 +9,8 @@ use crate::cpu::element::with_element;
 use crate::{Device, Tensor};
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -39,6 +41,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
             }
             out.write_f32(&[sum.sqrt() as f32])?;
         }
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::forward(cuda, args)?,
         Device::Null(null) => {
             let (elements, bytes) = tensors.iter().fold((0, 0), |(n, b), t| (n + t.numel(), b + t.bytes()));
             null.record(check.op, 2 * elements as u64, (bytes + out.bytes()) as u64);

@@ -11,6 +11,8 @@ use crate::cpu::element::with_element;
 use crate::{Device, Tensor};
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -73,8 +75,12 @@ pub struct Backward<'a> {
 /// Bytes of workspace that [`backward`] needs for `(N, C)`: one row of `dweight` and one of `dbias` in f32 for each block of rows. The blocks
 /// depend on `N` alone, so that sums are taken in the same order on every machine.
 pub fn backward_workspace_bytes(device: &Device, n: usize, c: usize) -> usize {
-    let _ = device;
-    partial_elements(n, c) * size_of::<f32>()
+    let elements = match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => cuda::partial_elements(n, c),
+        _ => partial_elements(n, c),
+    };
+    elements * size_of::<f32>()
 }
 
 /// Rows summed into one partial `dweight` and `dbias`: at least 16, and never more than 128 blocks of them.
@@ -130,6 +136,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     check.disjoint(&outputs, &inputs)?;
     match device {
         Device::Cpu(cpu) => with_element!(dtype, T => cpu::forward::<T>(cpu, n, c, args)),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::forward(cuda, n, c, args)?,
         Device::Null(null) => {
             let mut touched: usize = outputs.iter().chain(&inputs).map(|(_, t)| t.bytes()).sum();
             if residual.as_ref().is_some_and(|r| r.sum.same_memory(x)) {
@@ -156,6 +164,8 @@ pub fn recompute(device: &Device, args: &Recompute<'_>) -> Result<()> {
     check.disjoint(&[("out", out)], &inputs)?;
     match device {
         Device::Cpu(cpu) => with_element!(dtype, T => cpu::recompute::<T>(cpu, n, c, args)),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::recompute(cuda, n, c, args)?,
         Device::Null(null) => {
             let touched: usize = inputs.iter().map(|(_, t)| t.bytes()).sum::<usize>() + out.bytes();
             null.record(check.op, 4 * (n * c) as u64, touched as u64);
@@ -189,6 +199,8 @@ pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
             let partials = workspace.reinterpret(0, DType::F32, &[partial_elements(n, c)])?;
             with_element!(dtype, T => cpu::backward::<T>(cpu, n, c, args, &partials));
         }
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::backward(cuda, n, c, args)?,
         Device::Null(null) => {
             let touched: usize = outputs.iter().chain(&inputs).map(|(_, t)| t.bytes()).sum();
             null.record(check.op, 14 * (n * c) as u64, (touched - workspace.bytes()) as u64);

@@ -86,6 +86,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     check.disjoint(&[("out", out)], &inputs)?;
     match device {
         Device::Cpu(cpu) => cpu::forward(cpu, args, m),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => return Err(check.processor_only()),
         Device::Null(null) => {
             let moved: usize = inputs.iter().map(|(_, t)| t.bytes()).sum();
             let again = residual.map_or(0, |t| if t.same_memory(out) { t.bytes() } else { 0 });

@@ -89,6 +89,8 @@ fn panels(device: &Device, n: usize, k: usize, precision: DType, layout: Layout)
     })?;
     let isa = match device {
         Device::Cpu(cpu) => cpu.isa(),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => return Err(check.processor_only()),
         // A plan is made for the processor that it is made on.
         Device::Null(_) => Isa::from_env(),
     };
@@ -140,6 +142,8 @@ impl Weight {
         check.disjoint(&[("memory", &memory)], &[("source", source)])?;
         match device {
             Device::Cpu(cpu) => cpu::pack(cpu, source, &panels, &memory),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(_) => return Err(check.processor_only()),
             Device::Null(null) => null.record(OP, 0, (source.bytes() + bytes) as u64),
         }
         Ok(Weight { memory, panels })

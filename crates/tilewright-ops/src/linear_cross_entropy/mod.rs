@@ -17,6 +17,8 @@
 //! of threads, and ignoring a row gives the same bits as deleting it.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -102,17 +104,17 @@ pub struct ForwardBackward<'a> {
 
 /// Bytes of workspace that [`forward`] needs.
 pub fn forward_workspace_bytes(device: &Device, n: usize, d: usize, vp: usize) -> usize {
-    Layout::forward(device.threads(), n, d, vp).bytes()
+    Layout::forward(device.threads(), n, d, vp).bytes_on(device)
 }
 
 /// Bytes of workspace that [`backward`] needs.
 pub fn backward_workspace_bytes(device: &Device, n: usize, d: usize, vp: usize) -> usize {
-    Layout::backward(device.threads(), n, d, vp).bytes()
+    Layout::backward(device.threads(), n, d, vp).bytes_on(device)
 }
 
 /// Bytes of workspace that [`forward_backward`] needs.
 pub fn forward_backward_workspace_bytes(device: &Device, n: usize, d: usize, vp: usize) -> usize {
-    Layout::training(device.threads(), n, d, vp).bytes()
+    Layout::training(device.threads(), n, d, vp).bytes_on(device)
 }
 
 /// Runs [`Forward`].
@@ -143,7 +145,7 @@ fn forward_with(device: &Device, args: &Forward<'_>, layout: &Layout) -> Result<
     let (n, d, _) = head.check(&check)?;
     per_row(&check, "losses", args.losses, DType::F32, n)?;
     per_row(&check, "lse", args.lse, DType::F32, n)?;
-    check.workspace(args.workspace, layout.bytes())?;
+    check.workspace(args.workspace, layout.bytes_on(device))?;
     check.disjoint(
         &[("losses", args.losses), ("lse", args.lse), ("workspace", args.workspace)],
         &[("hidden", args.hidden), ("weight", args.weight), ("targets", args.targets)],
@@ -151,6 +153,8 @@ fn forward_with(device: &Device, args: &Forward<'_>, layout: &Layout) -> Result<
     head.check_targets(&check)?;
     match device {
         Device::Cpu(cpu) => cpu::forward(cpu, args, layout),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::forward(cuda, args, &layout.tiles()),
         Device::Null(null) => {
             null.record(check.op, flops(2, n, args.vocab, d), head.bytes() + moved(&[args.losses, args.lse]));
             Ok(())
@@ -166,7 +170,7 @@ fn backward_with(device: &Device, args: &Backward<'_>, layout: &Layout) -> Resul
     per_row(&check, "lse", args.lse, DType::F32, n)?;
     check.matrix("dhidden", args.dhidden, n, d)?;
     check.matrix("dweight", args.dweight, vp, d)?;
-    check.workspace(args.workspace, layout.bytes())?;
+    check.workspace(args.workspace, layout.bytes_on(device))?;
     check.disjoint(
         &[("dhidden", args.dhidden), ("dweight", args.dweight), ("workspace", args.workspace)],
         &[("hidden", args.hidden), ("weight", args.weight), ("targets", args.targets), ("lse", args.lse)],
@@ -174,6 +178,8 @@ fn backward_with(device: &Device, args: &Backward<'_>, layout: &Layout) -> Resul
     head.check_targets(&check)?;
     match device {
         Device::Cpu(cpu) => cpu::backward(cpu, args, layout),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::backward(cuda, args, &layout.tiles()),
         Device::Null(null) => {
             let factor = if layout.recomputes_twice(args.dhidden.dtype(), args.dweight.dtype(), n) { 8 } else { 6 };
             let bytes =
@@ -192,7 +198,7 @@ fn forward_backward_with(device: &Device, args: &ForwardBackward<'_>, layout: &L
     per_row(&check, "losses", args.losses, DType::F32, n)?;
     check.matrix("dhidden", args.dhidden, n, d)?;
     check.matrix("dweight", args.dweight, vp, d)?;
-    check.workspace(args.workspace, layout.bytes())?;
+    check.workspace(args.workspace, layout.bytes_on(device))?;
     check.disjoint(
         &[("losses", args.losses), ("dhidden", args.dhidden), ("dweight", args.dweight), ("workspace", args.workspace)],
         &[("hidden", args.hidden), ("weight", args.weight), ("targets", args.targets)],
@@ -200,6 +206,8 @@ fn forward_backward_with(device: &Device, args: &ForwardBackward<'_>, layout: &L
     head.check_targets(&check)?;
     match device {
         Device::Cpu(cpu) => cpu::forward_backward(cpu, args, layout),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::forward_backward(cuda, args, &layout.tiles()),
         Device::Null(null) => {
             let factor = if layout.recomputes_for_dweight(args.dweight.dtype(), n) { 8 } else { 6 };
             let bytes =
@@ -256,8 +264,7 @@ impl<'a> Head<'a> {
         if let Device::Null(_) = check.device {
             return Ok(());
         }
-        // SAFETY: the dtype was checked, and a tensor is not `Send`, so nothing writes to it now.
-        let targets = unsafe { self.targets.slice_of::<i32>() };
+        let Some(targets) = self.targets.ids()? else { return Ok(()) };
         let bad = |&t: &i32| t != self.ignore_index && !usize::try_from(t).is_ok_and(|t| t < self.vocab);
         match targets.iter().position(bad) {
             None => Ok(()),

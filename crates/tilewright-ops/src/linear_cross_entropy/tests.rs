@@ -150,7 +150,7 @@ impl Head {
             ignore_index: IGNORE,
             losses: &losses,
             lse: &lse,
-            workspace: &workspace(&self.device, layout.bytes()),
+            workspace: &workspace(&self.device, layout.bytes_on(&self.device)),
         };
         forward_with(&self.device, &args, layout)?;
         Ok((losses, lse))
@@ -171,7 +171,7 @@ impl Head {
             dhidden: &dhidden,
             dweight: &dweight,
             accumulate_dweight: !self.start.is_nan(),
-            workspace: &workspace(&self.device, layout.bytes()),
+            workspace: &workspace(&self.device, layout.bytes_on(&self.device)),
         };
         backward_with(&self.device, &args, layout)?;
         Ok((dhidden, dweight))
@@ -193,7 +193,7 @@ impl Head {
             dhidden: &dhidden,
             dweight: &dweight,
             accumulate_dweight: !self.start.is_nan(),
-            workspace: &workspace(&self.device, layout.bytes()),
+            workspace: &workspace(&self.device, layout.bytes_on(&self.device)),
         };
         forward_backward_with(&self.device, &args, layout)?;
         Ok((losses, dhidden, dweight))

@@ -4,6 +4,8 @@
 //! each argument on its own; products are accumulated in f32. Deterministic: the same bits for any number of threads.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 #[cfg(test)]
 pub(crate) mod reference;
 #[cfg(test)]
@@ -82,6 +84,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     check.disjoint(&outputs, &inputs)?;
     match device {
         Device::Cpu(cpu) => cpu::forward(cpu, args, m, n, k),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::forward(device, cuda, args, m, n, k)?,
         Device::Null(null) => null.record(check.op, flops(m, n, k), bytes(&outputs) + bytes(&inputs)),
     }
     Ok(())
@@ -104,6 +108,8 @@ pub fn backward_input(device: &Device, args: &BackwardInput<'_>) -> Result<()> {
     check.disjoint(&outputs, &inputs)?;
     match device {
         Device::Cpu(cpu) => cpu::backward_input(cpu, args, m, n, k),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::backward_input(device, cuda, args, m, n, k)?,
         Device::Null(null) => {
             let outputs = bytes(&outputs) << u32::from(accumulate);
             null.record(check.op, flops(m, n, k), outputs + bytes(&inputs));
@@ -129,6 +135,8 @@ pub fn backward_weight(device: &Device, args: &BackwardWeight<'_>) -> Result<()>
     check.disjoint(&outputs, &inputs)?;
     match device {
         Device::Cpu(cpu) => cpu::backward_weight(cpu, args, m, n, k),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::backward_weight(cuda, args, m, n, k)?,
         Device::Null(null) => {
             let bias = if dbias.is_some() { m as u64 * n as u64 } else { 0 };
             let outputs = bytes(&outputs) << u32::from(accumulate);

@@ -7,7 +7,8 @@ use crate::testing::{FLOATS, Random, assert_close, devices, poisoned, random};
 use crate::{DType, Error};
 
 /// `(M, N, K)`: ones, primes, one less and one more than the tile sizes of all instruction sets, the odd widths of the specification.
-const SHAPES: [(usize, usize, usize); 16] = [
+/// Whole packs of 16 bytes, which GPU libraries take.
+const SHAPES: [(usize, usize, usize); 18] = [
     (1, 1, 1),
     (2, 3, 5),
     (7, 7, 7),
@@ -24,6 +25,8 @@ const SHAPES: [(usize, usize, usize); 16] = [
     (15, 65, 385),
     (1, 129, 767),
     (3, 767, 100),
+    (24, 40, 56),
+    (72, 136, 64),
 ];
 
 const GELUS: [Gelu; 2] = [Gelu::Tanh, Gelu::Erf];
@@ -200,21 +203,26 @@ fn sampled(what: &str, got: &Tensor, cols: usize, dtype: DType, right: impl Fn(u
 }
 
 fn production(m: usize, n: usize, k: usize, dtype: DType) {
-    let device = Device::cpu_with_threads(3);
-    let rng = &mut Random::new(1);
-    let (x, rx) = random(&device, dtype, &[m, k], 1.0, rng);
-    let (weight, rw) = random(&device, dtype, &[n, k], 1.0 / (k as f32).sqrt(), rng);
-    let (dout, rd) = random(&device, dtype, &[m, n], 1.0 / (m.max(n) as f32).sqrt(), rng);
-    let (out, dx) = (poisoned(&device, dtype, &[m, n]), poisoned(&device, dtype, &[m, k]));
-    let dweight = poisoned(&device, dtype, &[n, k]);
-    forward(&device, &Forward { x: &x, weight: &weight, bias: None, gelu: None, pre_gelu: None, out: &out }).unwrap();
-    backward_input(&device, &BackwardInput { dout: &dout, weight: &weight, gelu: None, dx: &dx, accumulate: false })
+    for device in crate::testing::production_devices() {
+        let rng = &mut Random::new(1);
+        let (x, rx) = random(&device, dtype, &[m, k], 1.0, rng);
+        let (weight, rw) = random(&device, dtype, &[n, k], 1.0 / (k as f32).sqrt(), rng);
+        let (dout, rd) = random(&device, dtype, &[m, n], 1.0 / (m.max(n) as f32).sqrt(), rng);
+        let (out, dx) = (poisoned(&device, dtype, &[m, n]), poisoned(&device, dtype, &[m, k]));
+        let dweight = poisoned(&device, dtype, &[n, k]);
+        forward(&device, &Forward { x: &x, weight: &weight, bias: None, gelu: None, pre_gelu: None, out: &out })
+            .unwrap();
+        backward_input(
+            &device,
+            &BackwardInput { dout: &dout, weight: &weight, gelu: None, dx: &dx, accumulate: false },
+        )
         .unwrap();
-    let args = BackwardWeight { dout: &dout, x: &x, dweight: &dweight, dbias: None, accumulate: false };
-    backward_weight(&device, &args).unwrap();
-    sampled("out", &out, n, dtype, |i, j| (0..k).map(|p| rx[i * k + p] * rw[j * k + p]).sum());
-    sampled("dx", &dx, k, dtype, |i, p| (0..n).map(|j| rd[i * n + j] * rw[j * k + p]).sum());
-    sampled("dweight", &dweight, k, dtype, |j, p| (0..m).map(|i| rd[i * n + j] * rx[i * k + p]).sum());
+        let args = BackwardWeight { dout: &dout, x: &x, dweight: &dweight, dbias: None, accumulate: false };
+        backward_weight(&device, &args).unwrap();
+        sampled("out", &out, n, dtype, |i, j| (0..k).map(|p| rx[i * k + p] * rw[j * k + p]).sum());
+        sampled("dx", &dx, k, dtype, |i, p| (0..n).map(|j| rd[i * n + j] * rw[j * k + p]).sum());
+        sampled("dweight", &dweight, k, dtype, |j, p| (0..m).map(|i| rd[i * n + j] * rx[i * k + p]).sum());
+    }
 }
 
 #[test]

@@ -92,6 +92,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
             in_range(&check, positions, longest)?;
             cpu::forward(cpu, args, width, head);
         }
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => return Err(check.processor_only()),
         Device::Null(null) => {
             let turned = n * heads * head;
             let bytes = 2 * turned * size_of::<f32>() + positions.bytes() + n * head * size_of::<f32>();

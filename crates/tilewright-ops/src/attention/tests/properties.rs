@@ -126,6 +126,23 @@ fn the_bits_do_not_depend_on_the_number_of_threads_or_the_run() {
 }
 
 #[test]
+fn a_second_run_gives_the_same_bits_on_every_device() {
+    for device in devices() {
+        for dtype in FLOATS {
+            for s in [sizes(2, 3, 70, 16), sizes(1, 2, 600, 64), sizes(2, 1, 257, 128)] {
+                let runs = [0, 1].map(|_| {
+                    let call = Call::new(&device, dtype, s, 1.0, 9);
+                    call.forward();
+                    call.backward();
+                    [bits(&call.out), bits(&call.lse), bits(&call.dqkv)]
+                });
+                assert!(runs[0] == runs[1], "{s:?} {dtype} on {}", device.name());
+            }
+        }
+    }
+}
+
+#[test]
 fn scores_of_ten_thousand_stay_finite() {
     for device in devices() {
         for std in [30.0, 60.0, 120.0] {
@@ -161,20 +178,22 @@ fn a_rising_maximum_in_a_later_block_rescales_what_was_summed() {
 
 #[test]
 fn production_length_in_f32_equals_the_reference() {
-    let device = Device::cpu_with_threads(2);
-    let call = Call::new(&device, DType::F32, sizes(1, 2, 1024, 64), 1.0, 14);
-    call.check_forward(1e-6, 1e-5);
-    call.check_backward(2e-6, 1e-5);
+    for device in crate::testing::production_devices() {
+        let call = Call::new(&device, DType::F32, sizes(1, 2, 1024, 64), 1.0, 14);
+        call.check_forward(1e-6, 1e-5);
+        call.check_backward(2e-6, 1e-5);
+    }
 }
 
 #[test]
 fn production_length_in_sixteen_bits_equals_the_reference() {
-    let device = Device::cpu_with_threads(2);
-    for dtype in [DType::F16, DType::BF16] {
-        let (atol, rtol) = tolerance(dtype);
-        let call = Call::new(&device, dtype, sizes(1, 1, 1024, 64), 1.0, 15);
-        call.check_forward(atol, rtol);
-        call.check_backward(atol, rtol);
+    for device in crate::testing::production_devices() {
+        for dtype in [DType::F16, DType::BF16] {
+            let (atol, rtol) = tolerance(dtype);
+            let call = Call::new(&device, dtype, sizes(1, 1, 1024, 64), 1.0, 15);
+            call.check_forward(atol, rtol);
+            call.check_backward(atol, rtol);
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 use super::kernels::typed;
 use crate::cpu::Isa;
 use crate::cpu::gemm::{packed_a_floats, packed_b_floats};
-use crate::{DType, Result, Tensor};
+use crate::{DType, Device, Result, Tensor};
 
 /// Rows are counted in steps of the widest register tile, so that few tiles are partly empty.
 const ROW_STEP: usize = 14;
@@ -58,6 +58,16 @@ pub(in super::super) struct Layout {
     logits: usize,
     dhidden: usize,
     dweight: usize,
+    /// The entry, `(N, D, Vp)`, and the block sizes where the caller chose them: what another device makes its own plan of.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    wanted: (Entry, [usize; 3], Option<[usize; 2]>),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Entry {
+    Forward,
+    Backward,
+    Training,
 }
 
 /// The workspace, cut up.
@@ -92,11 +102,11 @@ pub(super) struct Buffers<'a> {
 
 impl Layout {
     pub(in super::super) fn forward(threads: usize, n: usize, d: usize, vp: usize) -> Self {
-        Layout::forward_tiled(threads, n, d, vp, BLOCK_ROWS, TASK_COLUMNS)
+        Layout::forward_tiled(threads, n, d, vp, BLOCK_ROWS, TASK_COLUMNS).unasked()
     }
 
     pub(in super::super) fn backward(threads: usize, n: usize, d: usize, vp: usize) -> Self {
-        Layout::backward_tiled(threads, n, d, vp, BLOCK_ROWS, TILE_COLUMNS, SUM_BYTES / 4 / d.max(1))
+        Layout::backward_tiled(threads, n, d, vp, BLOCK_ROWS, TILE_COLUMNS, SUM_BYTES / 4 / d.max(1)).unasked()
     }
 
     pub(in super::super) fn training(threads: usize, n: usize, d: usize, vp: usize) -> Self {
@@ -104,7 +114,7 @@ impl Layout {
         let rows = if fit >= ROW_STEP { fit / ROW_STEP * ROW_STEP } else { fit };
         let most = if n > WHOLE_ROWS { n.div_ceil(2).next_multiple_of(ROW_STEP) } else { n };
         let layout = Layout::training_tiled(threads, n, d, vp, rows.min(CHUNK_ROWS).min(most), TASK_COLUMNS);
-        Layout { tile_cols: TILE_COLUMNS.min(vp).max(1), dweight: TILE_COLUMNS.min(vp) * d, ..layout }
+        Layout { tile_cols: TILE_COLUMNS.min(vp).max(1), dweight: TILE_COLUMNS.min(vp) * d, ..layout }.unasked()
     }
 
     /// Blocks of so many rows, tasks of so many columns.
@@ -140,6 +150,7 @@ impl Layout {
             logits: 0,
             dhidden: 0,
             dweight: 0,
+            wanted: (Entry::Forward, [n, d, vp], Some([rows, cols])),
         }
     }
 
@@ -166,6 +177,7 @@ impl Layout {
             logits: base.rows * base.ld,
             dhidden: sum_rows * d,
             dweight: base.tile_cols * d,
+            wanted: (Entry::Backward, [n, d, vp], Some([base.rows, base.tile_cols])),
             ..base
         }
     }
@@ -191,6 +203,7 @@ impl Layout {
             logits: base.rows * row_stride(vp),
             dhidden: base.rows * d,
             dweight: base.tile_cols * d,
+            wanted: (Entry::Training, [n, d, vp], Some([base.rows, base.tile_cols])),
             ..base
         }
     }
@@ -222,6 +235,32 @@ impl Layout {
     /// Bytes of the workspace.
     pub(in super::super) fn bytes(&self) -> usize {
         self.lengths().into_iter().map(padded).sum()
+    }
+
+    /// The same without block sizes of the caller's choice.
+    fn unasked(mut self) -> Self {
+        self.wanted.2 = None;
+        self
+    }
+
+    /// The plan of the same call on a GPU.
+    #[cfg(feature = "cuda")]
+    pub(in super::super) fn tiles(&self) -> super::super::cuda::Tiles {
+        let (_, [n, d, vp], asked) = self.wanted;
+        super::super::cuda::Tiles::new(n, d, vp, asked)
+    }
+
+    /// Bytes of the workspace on a device.
+    pub(in super::super) fn bytes_on(&self, device: &Device) -> usize {
+        match (device, self.wanted.0) {
+            #[cfg(feature = "cuda")]
+            (Device::Cuda(_), Entry::Forward) => self.tiles().forward_bytes(),
+            #[cfg(feature = "cuda")]
+            (Device::Cuda(_), Entry::Backward) => self.tiles().backward_bytes(),
+            #[cfg(feature = "cuda")]
+            (Device::Cuda(_), Entry::Training) => self.tiles().training_bytes(),
+            _ => self.bytes(),
+        }
     }
 
     /// Elements of one thread's own part.

@@ -377,12 +377,16 @@ fn the_same_bits_for_any_number_of_threads() {
 
 #[test]
 fn the_same_bits_when_run_again() {
-    let head = Head::new(&cpu(), DType::F32, [150, 33, 1100, 1152]);
-    let run = || {
-        let (losses, dhidden, dweight) = head.train(&Layout::training(4, 150, 33, 1152)).unwrap();
-        [losses, dhidden, dweight].map(|t| bits(&t))
-    };
-    assert!(run() == run());
+    for device in crate::testing::production_devices() {
+        for dtype in FLOATS {
+            let head = Head::new(&device, dtype, [150, 64, 1100, 1152]);
+            let run = || {
+                let (losses, dhidden, dweight) = head.train(&Layout::training(4, 150, 64, 1152)).unwrap();
+                [losses, dhidden, dweight].map(|t| bits(&t))
+            };
+            assert!(run() == run(), "{dtype} on {}", device.name());
+        }
+    }
 }
 
 #[test]

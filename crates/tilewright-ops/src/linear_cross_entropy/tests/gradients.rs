@@ -145,7 +145,7 @@ fn all_rows_ignored_gives_zero_gradients() {
 
 #[test]
 fn ignoring_a_row_equals_deleting_it_bit_for_bit() {
-    for device in devices() {
+    for device in crate::testing::cpus() {
         for dtype in FLOATS {
             let head = Head::new(&device, dtype, [23, 17, 61, 64]).ignoring(|row| row % 3 == 1);
             let short = head.compacted();
@@ -235,7 +235,7 @@ fn logits_of_ten_thousand_give_finite_gradients() {
 #[test]
 fn sixteen_bit_gradients_are_rounded_once() {
     // Many blocks of rows and many tiles: sums kept in 16 bits would be off by far more than half a unit.
-    for device in devices() {
+    for device in crate::testing::cpus() {
         for (dtype, half_ulp) in [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
             for sum_rows in [8, 64] {
                 let mut head = Head::new(&device, dtype, [64, 16, 200, 208]).adding_to(1.0);
@@ -269,7 +269,7 @@ fn storage_types_may_be_mixed() {
             dhidden: &dhidden,
             dweight: &dweight,
             accumulate_dweight: false,
-            workspace: &workspace(&device, layout.bytes()),
+            workspace: &workspace(&device, layout.bytes_on(&device)),
         };
         backward_with(&device, &args, &layout).unwrap();
         let (want_dhidden, want_dweight) = head.reference_gradients();

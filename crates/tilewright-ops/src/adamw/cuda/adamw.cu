@@ -1,0 +1,90 @@
+// AdamW in one pass. Compiled without joining products and sums: each operation rounds as the CPU's does, so the bits are the same.
+//
+// TW_DTYPE: storage of the parameter. TW_GRAD: storage of the gradient. Rows of the grid are layers of a stacked tensor.
+
+typedef Storage<TW_GRAD>::Type G;
+
+TW_FORCE u32 noise(u32 position, u32 seed) {
+    u32 bits = position * 0xd2a80a3fu + seed;
+    bits ^= bits >> 9;
+    bits += 0xa884f197u;
+    bits ^= bits >> 11;
+    bits *= 0x6c736f4bu;
+    bits ^= bits >> 13;
+    bits += 0xb79f3abbu;
+    bits ^= bits >> 15;
+    bits *= 0x1b56c4f5u;
+    return bits ^ (bits >> 17);
+}
+
+// Element `index` of layer `layer`: the noise of llm.c, whose blocks have 512 threads.
+TW_FORCE T rounded(float x, int stochastic, u32 seed, i64 index, u32 layer) {
+#if TW_DTYPE == 2
+    if (stochastic && x == x) {
+        u32 y = u32(index / 512 * 512) + layer, bits = __float_as_uint(x);
+        u32 low = noise(u32(index % 512) + y * 198491317u, seed) & 0xffffu;
+        bf16 up;
+        up.bits = u16((bits >> 16) + ((bits & 0xffffu) > low));
+        return up;
+    }
+#endif
+    return from_f32<T>(x);
+}
+
+TW_FORCE float lerp(float a, float b, float w) { return fmaf(w, b, fmaf(-w, a, a)); }
+
+// N elements at a time: 1, or 4 where all tensors and layers start on 16 bytes.
+template <class E, int N> struct alignas(sizeof(E) * N) Few { E v[N]; };
+
+template <int N> TW_FORCE void update_body(
+    T* param, float* master, G* grad, float* m, float* v, const float* norm, float max_norm, float grad_scale, float lr, float beta1, float beta2,
+    float correction1, float correction2, float eps, float weight_decay, int stochastic, u32 seed, int zero_grad, i64 layer_len) {
+    float scale = grad_scale;
+    if (norm) scale *= *norm > max_norm ? max_norm / *norm : 1.0f;
+    u32 layer = blockIdx.y;
+    i64 base = i64(layer) * layer_len;
+    for (i64 i = thread_index() * N; i < layer_len; i += thread_count() * N) {
+        Few<float, N> fm = *(Few<float, N>*)(m + base + i), fv = *(Few<float, N>*)(v + base + i), fp;
+        Few<G, N> fg = *(Few<G, N>*)(grad + base + i);
+        Few<T, N> ft;
+        if (master) fp = *(Few<float, N>*)(master + base + i);
+        else {
+            ft = *(Few<T, N>*)(param + base + i);
+#pragma unroll
+            for (int j = 0; j < N; j++) fp.v[j] = to_f32(ft.v[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            float g = to_f32(fg.v[j]) * scale, p = fp.v[j];
+            fm.v[j] = lerp(g, fm.v[j], beta1);
+            fv.v[j] = lerp(g * g, fv.v[j], beta2);
+            float mhat = fm.v[j] / correction1, vhat = fv.v[j] / correction2;
+            p -= lr * (mhat / (sqrtf(vhat) + eps) + weight_decay * p);
+            fp.v[j] = p;
+            ft.v[j] = rounded(p, stochastic, seed, i + j, layer);
+            fg.v[j] = from_f32<G>(0.0f);
+        }
+        *(Few<float, N>*)(m + base + i) = fm;
+        *(Few<float, N>*)(v + base + i) = fv;
+        if (master) *(Few<float, N>*)(master + base + i) = fp;
+        *(Few<T, N>*)(param + base + i) = ft;
+        if (zero_grad) *(Few<G, N>*)(grad + base + i) = fg;
+    }
+}
+
+#define UPDATE_ARGUMENTS                                                                                                                \
+    T *param, float *master, G *grad, float *m, float *v, const float *norm, float max_norm, float grad_scale, float lr, float beta1,   \
+        float beta2, float correction1, float correction2, float eps, float weight_decay, int stochastic, u32 seed, int zero_grad, i64 layer_len
+#define UPDATE_VALUES                                                                                                                    \
+    param, master, grad, m, v, norm, max_norm, grad_scale, lr, beta1, beta2, correction1, correction2, eps, weight_decay, stochastic, seed, \
+        zero_grad, layer_len
+
+extern "C" __global__ void __launch_bounds__(256, 4) update_wide(UPDATE_ARGUMENTS) { update_body<4>(UPDATE_VALUES); }
+extern "C" __global__ void __launch_bounds__(256, 4) update_narrow(UPDATE_ARGUMENTS) { update_body<1>(UPDATE_VALUES); }
+
+extern "C" __global__ void __launch_bounds__(256) round_masters(const float* master, T* param, int stochastic, u32 seed, i64 layer_len) {
+    i64 base = i64(blockIdx.y) * layer_len;
+    for (i64 i = thread_index(); i < layer_len; i += thread_count()) {
+        param[base + i] = rounded(master[base + i], stochastic, seed, i, blockIdx.y);
+    }
+}

@@ -1,0 +1,15 @@
+//! Every file of CUDA kernels, for the offline check and its table of resources.
+
+use crate::runtime::cuda::Source;
+
+pub(crate) const ALL: &[&Source] = &[
+    &crate::adamw::cuda::SOURCE,
+    &crate::attention::cuda::GENERAL,
+    &crate::attention::cuda::MMA,
+    &crate::embedding::cuda::SOURCE,
+    &crate::gelu::cuda::SOURCE,
+    &crate::global_norm::cuda::SOURCE,
+    &crate::layernorm::cuda::SOURCE,
+    &crate::linear_cross_entropy::cuda::SOURCE,
+    &crate::matmul::cuda::SOURCE,
+];

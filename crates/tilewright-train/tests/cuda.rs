@@ -1,0 +1,263 @@
+//! Training on a GPU: against the processor, between precisions, from a checkpoint, and again. Runs where `TILEWRIGHT_TEST_CUDA` is set and the
+//! crate is built with `--features tilewright-ops/cuda`; says NOT TESTED elsewhere.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use tilewright_core::DType;
+use tilewright_core::format::checkpoint::{model_path, state_path};
+use tilewright_core::gpt2::PARAMS;
+use tilewright_models::{AdamW, Gpt2, Gpt2Config, Options, Recompute};
+use tilewright_ops::Device;
+use tilewright_train::config::{Data, Model, TrainConfig};
+use tilewright_train::loader::{Geometry, Loader, ShardSet};
+use tilewright_train::run::{Outcome, RunOptions, Silent, train};
+
+fn gpu() -> Option<Device> {
+    if std::env::var_os("TILEWRIGHT_TEST_CUDA").is_none() {
+        println!("NOT TESTED: TILEWRIGHT_TEST_CUDA is not set");
+        return None;
+    }
+    Some(Device::cuda(0).unwrap())
+}
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+fn loader(batch: usize, seq_len: usize) -> Loader {
+    let shards = ShardSet::open(&[data("synthetic_train.bin")], Geometry::single(batch, seq_len), 50257).unwrap();
+    Loader::new(shards, Some(42), true).unwrap()
+}
+
+fn d12(device: &Device, batch: usize, seq_len: usize, dtype: DType) -> Gpt2 {
+    let options = Options { dtype, masters: dtype != DType::F32, ..Options::training(batch, seq_len) };
+    let mut model = Gpt2::new(device, Gpt2Config::from_descriptor("d12").unwrap(), options).unwrap();
+    model.init_random(42).unwrap();
+    if dtype != DType::F32 {
+        model.masters_from_params().unwrap();
+    }
+    model
+}
+
+fn adamw(step: usize) -> AdamW {
+    AdamW {
+        lr: 3e-4,
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        decay_all: false,
+        step: step as u64 + 1,
+        grad_scale: 1.0,
+        max_norm: Some(1.0),
+        stochastic_seeds: None,
+    }
+}
+
+/// Losses of some updates.
+fn losses(model: &mut Gpt2, steps: usize) -> Vec<f64> {
+    let Options { batch, seq_len, .. } = *model.options();
+    let rows = (batch * seq_len) as f32;
+    let mut loader = loader(batch, seq_len);
+    (0..steps)
+        .map(|step| {
+            let batch = loader.next_batch().unwrap();
+            let sum = model.forward_backward(batch.inputs, batch.targets, false, 1.0 / rows).unwrap();
+            model.grad_norm().unwrap();
+            model.update(&adamw(step)).unwrap();
+            f64::from(sum / rows)
+        })
+        .collect()
+}
+
+fn bytes(model: &Gpt2) -> Vec<u8> {
+    let mut all = Vec::new();
+    for tensor in model.params().iter().chain(model.m()).chain(model.v()).chain(model.masters()) {
+        let at = all.len();
+        all.resize(at + tensor.bytes(), 0);
+        tensor.read_bytes(0, &mut all[at..]).unwrap();
+    }
+    all
+}
+
+#[test]
+fn losses_in_f32_are_those_of_the_processor() {
+    let Some(gpu) = gpu() else { return };
+    let want = losses(&mut d12(&Device::cpu(), 4, 64, DType::F32), 6);
+    let got = losses(&mut d12(&gpu, 4, 64, DType::F32), 6);
+    for (step, (got, want)) in got.iter().zip(&want).enumerate() {
+        println!("step {step}: {got:.6} on the GPU, {want:.6} on the processor");
+        assert!((got - want).abs() < 1e-4, "step {step}: {got}, want {want}");
+    }
+}
+
+#[test]
+fn fifty_steps_in_bf16_stay_within_two_percent_of_f32() {
+    let Some(gpu) = gpu() else { return };
+    let want = losses(&mut d12(&gpu, 4, 64, DType::F32), 50);
+    let got = losses(&mut d12(&gpu, 4, 64, DType::BF16), 50);
+    let worst = got.iter().zip(&want).map(|(g, w)| (g - w).abs() / w).fold(0.0, f64::max);
+    println!("loss {:.4} to {:.4}, largest deviation of bf16 {:.3} %", want[0], want[49], 100.0 * worst);
+    assert!(want[49] < want[0], "it learns");
+    assert!(worst < 0.02, "{worst}");
+}
+
+#[test]
+fn two_runs_give_the_same_bits() {
+    let Some(gpu) = gpu() else { return };
+    for (dtype, seq_len) in [(DType::BF16, 1024), (DType::F32, 64)] {
+        let run = || {
+            let mut model = d12(&gpu, 4, seq_len, dtype);
+            let losses = losses(&mut model, 4);
+            (losses, bytes(&model))
+        };
+        let ((first, a), (second, b)) = (run(), run());
+        assert_eq!(first, second, "{dtype}");
+        assert!(a == b, "{dtype}: the parameters, moments and masters differ");
+    }
+}
+
+#[test]
+fn a_replayed_step_gives_the_bits_of_the_first() {
+    let Some(gpu) = gpu() else { return };
+    let mut model = d12(&gpu, 2, 128, DType::BF16);
+    let mut loader = loader(2, 128);
+    let batch = loader.next_batch().unwrap();
+    let mut first = None;
+    for call in 0..4 {
+        let sum = model.forward_backward(batch.inputs, batch.targets, false, 1.0 / 256.0).unwrap();
+        let grads: Vec<Vec<f32>> = model.grads().iter().map(|g| g.read_f32().unwrap()).collect();
+        let now = (sum, grads);
+        assert!(first.get_or_insert_with(|| now.clone()) == &now, "call {call}");
+    }
+}
+
+#[test]
+fn no_bias_gradient_is_zero_in_any_layer() {
+    let Some(gpu) = gpu() else { return };
+    for dtype in [DType::BF16, DType::F32] {
+        let mut model = d12(&gpu, 4, 1024, dtype);
+        losses(&mut model, 1);
+        for (info, grad) in PARAMS.iter().zip(model.grads()).filter(|(info, _)| info.name.ends_with('b')) {
+            let values = grad.read_f32().unwrap();
+            let layers = if info.stacked { 12 } else { 1 };
+            for (layer, row) in values.chunks_exact(values.len() / layers).enumerate() {
+                let there = row.iter().filter(|g| **g != 0.0).count();
+                // A key's bias moves all scores of a query alike, so its exact gradient is nought: a third of qkvb may round to it.
+                assert!(2 * there > row.len(), "{dtype} {} of layer {layer}: {there} of {}", info.name, row.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn micro_batches_give_the_gradients_of_the_whole() {
+    let Some(gpu) = gpu() else { return };
+    for (dtype, bound) in [(DType::F32, 1e-4), (DType::BF16, 3e-2)] {
+        let mut loader = loader(4, 64);
+        let batch = loader.next_batch().unwrap();
+        let mut whole = d12(&gpu, 4, 64, dtype);
+        let mut parts = d12(&gpu, 2, 64, dtype);
+        let sum = whole.forward_backward(batch.inputs, batch.targets, false, 1.0 / 256.0).unwrap();
+        // Twice, so that the second time both micro-batches are replayed.
+        for _ in 0..3 {
+            let mut pieces = 0.0;
+            for (i, (x, y)) in batch.inputs.chunks(128).zip(batch.targets.chunks(128)).enumerate() {
+                pieces += parts.forward_backward(x, y, i > 0, 1.0 / 256.0).unwrap();
+            }
+            assert!((sum - pieces).abs() / sum < 1e-3, "{dtype}: {sum} {pieces}");
+            for (info, (a, b)) in PARAMS.iter().zip(whole.grads().iter().zip(parts.grads())) {
+                let (a, b) = (a.read_f32().unwrap(), b.read_f32().unwrap());
+                let square = |x: &[f32]| x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
+                let apart: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a - b).collect();
+                let error = (square(&apart) / square(&a)).sqrt();
+                assert!(error < bound, "{dtype} {}: {error}", info.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn recompute_modes_give_one_another_s_losses() {
+    let Some(gpu) = gpu() else { return };
+    let run = |recompute| {
+        let options =
+            Options { recompute, dtype: DType::BF16, masters: true, ..Options::training(4, 64) };
+        let mut model = Gpt2::new(&gpu, Gpt2Config::from_descriptor("d12").unwrap(), options).unwrap();
+        model.init_random(42).unwrap();
+        model.masters_from_params().unwrap();
+        losses(&mut model, 4)
+    };
+    let all = run(Recompute::None);
+    for other in [Recompute::Gelu, Recompute::GeluAndLayernorm] {
+        for (a, b) in all.iter().zip(run(other)) {
+            assert!((a - b).abs() / a < 2e-3, "{other:?}: {a} {b}");
+        }
+    }
+}
+
+#[test]
+fn a_token_outside_the_vocabulary_is_refused_in_a_replay_too() {
+    let Some(gpu) = gpu() else { return };
+    let config = Gpt2Config::from_descriptor("d12").unwrap();
+    let mut model = Gpt2::new(&gpu, config, Options::training(1, 8)).unwrap();
+    model.init_random(1).unwrap();
+    for _ in 0..3 {
+        model.forward_backward(&[1; 8], &[2; 8], false, 0.125).unwrap();
+        let error = model.forward_backward(&[1, 2, 3, 50257, 5, 6, 7, 8], &[2; 8], false, 0.125).unwrap_err().to_string();
+        assert!(error.contains("50257") && error.contains("(0, 3)"), "{error}");
+    }
+}
+
+#[test]
+fn a_resumed_run_writes_the_files_of_an_undisturbed_one() {
+    let Some(gpu) = gpu() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    for dtype in ["bf16", "f32"] {
+        let config = TrainConfig {
+            data: Data::Shards {
+                train: data("synthetic_train.bin").display().to_string(),
+                val: Some(data("synthetic_val.bin").display().to_string()),
+                vocab_size: 50257,
+            },
+            model: Model::Sized { layers: 2, heads: 4, channels: 256 },
+            dtype: dtype.into(),
+            batch: 2,
+            seq_len: 64,
+            total_batch: Some(256),
+            steps: Some(12),
+            warmup: 2,
+            val_every: 4,
+            val_batches: Some(2),
+            sample_every: 12,
+            sample_tokens: 8,
+            checkpoint_every: Some(6),
+            ..TrainConfig::for_shards(String::new(), None)
+        };
+        let run = |name: &str, steps: usize, resume: bool| {
+            let folder = dir.path().join(format!("{name}-{dtype}"));
+            let config = TrainConfig { steps: Some(steps), ..config.clone() };
+            let options = RunOptions { folder: Some(&folder), resume, overwrite: false };
+            let outcome = train(&config, &options, &gpu, &AtomicBool::new(false), &mut Silent).unwrap();
+            assert!(matches!(outcome, Outcome::Finished(_)));
+            folder
+        };
+        let whole = run("whole", 12, false);
+        let parts = run("parts", 12, false);
+        // As after a kill behind the first checkpoint: what came later is gone.
+        for path in [model_path(&parts, 12), state_path(&parts, 12, 0)] {
+            std::fs::remove_file(path).unwrap();
+        }
+        for entry in std::fs::read_dir(&parts).unwrap().flatten() {
+            if entry.file_name().to_string_lossy().contains("00000012") {
+                std::fs::remove_file(entry.path()).unwrap();
+            }
+        }
+        run("parts", 12, true);
+        for path in [model_path(&whole, 12), state_path(&whole, 12, 0)] {
+            let other = parts.join(path.file_name().unwrap());
+            assert!(std::fs::read(&path).unwrap() == std::fs::read(&other).unwrap(), "{dtype} {}", path.display());
+        }
+    }
+}

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Correctness, then speed, of the CUDA device from carried binaries: nothing is built here. Run in the repository's root on a machine with an NVIDIA GPU.
+#
+#   lab/device/cuda.sh FOLDER OUT [step...]     steps: tests golden probe sanitize; all but sanitize by default
+#
+# FOLDER holds stripped `ops-tests` (cargo test --no-run -p tilewright-ops --features cuda), `cuda-probe` (cargo build -p lab --features cuda),
+# `golden` (cargo test --no-run -p tilewright-train --test golden --features tilewright-ops/cuda) and, to try kernels without a build, `sources/<op>/*.cu`.
+# A short table comes last; logs and JSON go to OUT.
+set -uo pipefail
+folder=$1 out=$2
+shift 2
+steps=${*:-tests golden probe}
+
+libs=$(python3 - <<'P'
+import glob, os, sys
+folders = []
+for site in sys.path:
+    folders += glob.glob(os.path.join(site, "nvidia", "cu13", "lib")) + glob.glob(os.path.join(site, "nvidia", "*", "lib"))
+print(":".join(dict.fromkeys(folders)))
+P
+)
+export TILEWRIGHT_CUDA_LIBS=$libs TILEWRIGHT_CACHE=/tmp/tilewright-cache RUST_BACKTRACE=0
+[ -d "$folder/sources" ] && export TILEWRIGHT_CUDA_SOURCES=$folder/sources
+nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm --format=csv,noheader
+echo "libraries: $libs" | cut -c1-300
+
+for step in $steps; do
+    start=$SECONDS
+    case $step in
+    tests)
+        TILEWRIGHT_TEST_CUDA=only timeout 240 "$folder/ops-tests" --test-threads 8 --skip cpu:: >"$out/tests.log" 2>&1
+        status=$?
+        echo "== tests: exit $status after $((SECONDS - start)) s: $(grep -E '^test result' "$out/tests.log" | cut -c1-100)"
+        grep -E ' \.\.\. FAILED$' "$out/tests.log" | sort | head -n 60
+        # The first lines of each panic, without the libraries' paths.
+        grep -A 3 -E "^thread '.*panicked at" "$out/tests.log" | grep -vE '^(--|note:|thread)' | cut -c1-260 | awk '!seen[$0]++' | head -n 60
+        ;;
+    golden)
+        TILEWRIGHT_TEST_CUDA=1 timeout 90 "$folder/golden" --nocapture >"$out/golden.log" 2>&1
+        echo "== golden: exit $? after $((SECONDS - start)) s"
+        grep -vE '^(running|test result|$)' "$out/golden.log" | cut -c1-300 | tail -n 12
+        ;;
+    probe)
+        timeout 180 "$folder/cuda-probe" --json "$out/probe.json" 2>&1 | tee "$out/probe.log" | cut -c1-200
+        echo "== probe: after $((SECONDS - start)) s"
+        ;;
+    sanitize)
+        for name in gelu:: layernorm::tests::forward_matches attention::tests::forward::specified linear_cross_entropy::tests::training::every_row; do
+            TILEWRIGHT_TEST_CUDA=only timeout 100 compute-sanitizer --error-exitcode 9 "$folder/ops-tests" --test-threads 1 "$name" >"$out/sanitize.log" 2>&1
+            echo "== sanitize $name: exit $?"
+            grep -E '=========' "$out/sanitize.log" | cut -c1-200 | head -n 20
+        done
+        ;;
+    esac
+done
