@@ -126,7 +126,7 @@ pub(crate) struct Product {
 impl Product {
     /// Whether the library's fast kernels take it: types that it knows, and every row on 16 bytes.
     pub(crate) fn fits(&self) -> bool {
-        let whole = |x: &Matrix| x.address % 16 == 0 && (x.ld * x.dtype.size()).is_multiple_of(16);
+        let whole = |x: &Matrix| x.address.is_multiple_of(16) && (x.ld * x.dtype.size()).is_multiple_of(16);
         let pointers = match self.epilogue {
             Epilogue::None => [0, 0],
             Epilogue::Bias(bias) => [bias, 0],
@@ -139,7 +139,7 @@ impl Product {
         let sums = !self.accumulate || (self.d.dtype == DType::F32 && self.epilogue == Epilogue::None);
         let aux = !matches!(self.epilogue, Epilogue::BiasGelu { .. } | Epilogue::GeluBackward { .. });
         let sums = sums && (aux || self.d.ld.is_multiple_of(8));
-        types && sized && sums && [self.a, self.b, self.d].iter().all(whole) && pointers.iter().all(|p| p % 16 == 0)
+        types && sized && sums && [self.a, self.b, self.d].iter().all(whole) && pointers.iter().all(|p| p.is_multiple_of(16))
     }
 
     fn key(&self) -> Key {

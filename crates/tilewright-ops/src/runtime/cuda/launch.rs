@@ -139,7 +139,7 @@ impl Cuda {
 
 /// Whether all of these start at a multiple of 16 bytes, which packs need.
 pub(crate) fn aligned(tensors: &[&Tensor]) -> bool {
-    tensors.iter().all(|t| t.cuda_address() % 16 == 0)
+    tensors.iter().all(|t| t.cuda_address().is_multiple_of(16))
 }
 
 /// Elements of one pack of 16 bytes.
