@@ -80,6 +80,15 @@ impl Device {
         }
     }
 
+    /// Waits for all work given to the device. Only a timing needs it: reading a tensor waits by itself.
+    pub fn synchronize(&self) -> tilewright_core::Result<()> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => cuda.synchronize(),
+            _ => Ok(()),
+        }
+    }
+
     /// Bytes of arenas alive on this device now.
     pub fn live_bytes(&self) -> usize {
         match self {

@@ -44,6 +44,7 @@ pub mod rope;
 pub mod runtime;
 pub mod sampling;
 pub mod tensor;
+pub mod transfer;
 
 #[cfg(test)]
 pub(crate) mod testing;
@@ -54,3 +55,4 @@ pub use mapped::MappedFile;
 pub use replay::Replay;
 pub use tensor::Tensor;
 pub use tilewright_core::{DType, Error, Result, Shape};
+pub use transfer::{Download, Upload};

@@ -7,10 +7,12 @@ use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
+use tilewright_core::DType;
 use tilewright_core::rng::XorShift;
 use tilewright_models::{AdamW, Gpt2, Gpt2Config, Options, Recompute};
-use tilewright_ops::Device;
 use tilewright_ops::cpu::{Isa, default_threads};
+
+use crate::device::DeviceName;
 
 /// Command line of `bench-step`.
 #[derive(clap::Args)]
@@ -33,15 +35,32 @@ pub struct Args {
     /// Activation recompute: 0 none, 1 GELU, 2 GELU and layernorm
     #[arg(long, default_value_t = 1)]
     recompute: u32,
+    /// cpu, cuda, or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value_t)]
+    device: DeviceName,
+    /// Storage of parameters and activations: f32, bf16 or f16; 16-bit parameters have f32 masters
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = storage)]
+    precision: DType,
+}
+
+fn storage(text: &str) -> Result<DType, String> {
+    [DType::F32, DType::BF16, DType::F16]
+        .into_iter()
+        .find(|dtype| dtype.to_string() == text)
+        .ok_or_else(|| "use f32, bf16 or f16".to_owned())
 }
 
 /// Runs the subcommand.
 pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(args.ring > 0, "there must be a batch to train on; use --ring 8");
     let config = Gpt2Config::from_descriptor(&args.model)?;
-    let options =
-        Options { recompute: Recompute::try_from(args.recompute)?, ..Options::training(args.batch, args.seq_len) };
-    let device = Device::cpu();
+    let options = Options {
+        recompute: Recompute::try_from(args.recompute)?,
+        dtype: args.precision,
+        masters: args.precision != DType::F32,
+        ..Options::training(args.batch, args.seq_len)
+    };
+    let device = args.device.open()?;
     let mut model = Gpt2::new(&device, config, options)?;
     model.init_random(42)?;
     let batches = random_batches(args.ring, args.batch * args.seq_len, config.vocab_size);
@@ -58,7 +77,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                 "name": concat!("tilewright ", env!("CARGO_PKG_VERSION")),
                 "fingerprint": {
                     "revision": env!("TILEWRIGHT_REVISION"), "isa": Isa::from_env().name(), "threads": default_threads(),
-                    "dtype": "f32", "model": args.model, "recompute": args.recompute,
+                    "dtype": args.precision.to_string(), "device": device.name(), "model": args.model, "recompute": args.recompute,
                 },
             }),
             "prepare" => match read_batches(&request, args.batch * args.seq_len, config.vocab_size) {
@@ -76,6 +95,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                 step += 1;
                 let start = Instant::now();
                 let loss = train_step(&mut model, tokens, targets, step, args.clip)?;
+                device.synchronize()?;
                 let ns = start.elapsed().as_nanos() as u64;
                 // All of it was allocated before the first step: what lives is also the most that lived.
                 let bytes = device.live_bytes() + device.scratch_bytes();

@@ -9,11 +9,11 @@ use tilewright_core::format::eval::read_eval;
 use tilewright_core::format::model::ModelReader;
 use tilewright_core::fs::AtomicFile;
 use tilewright_models::{Gpt2, Options};
-use tilewright_ops::Device;
 use tilewright_train::checkpoint::load_model;
 use tilewright_train::eval;
 use tilewright_train::loader::{Geometry, Loader, ShardSet};
 
+use crate::device::DeviceName;
 use crate::train::score_line;
 
 /// Measure a trained model.
@@ -41,6 +41,9 @@ pub struct Args {
     /// Write every token's loss here, one line `position token loss`
     #[arg(long, value_name = "FILE", requires = "data")]
     per_token: Option<PathBuf>,
+    /// Where it runs: cpu, cuda, or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value_t)]
+    device: DeviceName,
 }
 
 /// Runs the subcommand.
@@ -66,7 +69,7 @@ pub fn run(args: Args) -> Result<()> {
         }
         None => Vec::new(),
     };
-    let device = Device::cpu();
+    let device = args.device.open()?;
     let dtype = if reader.dtype() == DType::BF16 { DType::BF16 } else { DType::F32 };
     let mut model = Gpt2::new(&device, config, Options { dtype, ..Options::evaluation(args.batch, seq_len) })?;
     load_model(&mut model, &reader, &args.model)?;

@@ -8,10 +8,11 @@ use tilewright_core::DType;
 use tilewright_core::format::ParamSource;
 use tilewright_core::format::model::ModelReader;
 use tilewright_models::{Decoder, Gpt2, Options};
-use tilewright_ops::Device;
 use tilewright_train::checkpoint::load_model;
 use tilewright_train::sample::{Sampling, generate};
 use tilewright_train::vocab::Vocabulary;
+
+use crate::device::DeviceName;
 
 /// Continue a text with a trained model.
 #[derive(clap::Args, Debug)]
@@ -40,6 +41,9 @@ pub struct Args {
     /// Stop at the end of the document
     #[arg(long)]
     stop_at_end: bool,
+    /// Where it runs: cpu, cuda, or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value_t)]
+    device: DeviceName,
 }
 
 /// Runs the subcommand.
@@ -64,7 +68,7 @@ pub fn run(args: Args) -> Result<()> {
     if !args.prompt.is_empty() {
         prompt.extend(vocab.encode(&args.prompt)?);
     }
-    let device = Device::cpu();
+    let device = args.device.open()?;
     // bf16 files stay bf16 in memory; a token is bound by the reading of the weights.
     let dtype = if reader.dtype() == DType::BF16 { DType::BF16 } else { DType::F32 };
     let mut model = Gpt2::new(&device, config, Options { dtype, ..Options::evaluation(1, 1) })?;

@@ -6,7 +6,7 @@ use tilewright_ops::{Tensor, attention, embedding, layernorm, linear_cross_entro
 
 use super::buffers::Gradients;
 use super::forward::sum;
-use super::{Gpt2, IGNORE_INDEX, ParamSet, Recompute, param};
+use super::{Gpt2, IGNORE_INDEX, ParamSet, Recompute, Replays, param};
 
 impl Gpt2 {
     /// Loss and gradients of one micro-batch. Returns the sum of the row losses.
@@ -14,12 +14,30 @@ impl Gpt2 {
     /// Gradients are overwritten, or added to with `accumulate` (from the second micro-batch of a step on). `dloss` is the weight of each row
     /// in the step's loss: `1 / (B * T * micro-batches)`.
     pub fn forward_backward(&mut self, tokens: &[i32], targets: &[i32], accumulate: bool, dloss: f32) -> Result<f32> {
+        self.train_state("gpt2.forward_backward")?;
+        self.load(tokens, targets)?;
+        let mut replays = self.replays.borrow_mut();
+        let Replays { head, layers, .. } = &mut *replays;
+        // A caller that changes the weight of a row all the time must not fill the memory with records.
+        if head.len() > 8 {
+            head.clear();
+        }
+        let first = head.entry((accumulate, dloss.to_bits())).or_default();
+        first.run(&self.device, || self.forward_and_head(accumulate, dloss))?;
+        // The losses come back while the rest of the backward pass runs.
+        self.buffers.fetch_losses.start()?;
+        layers[usize::from(accumulate)].run(&self.device, || self.layers_backward(accumulate))?;
+        let mut losses = vec![0.0; tokens.len()];
+        self.buffers.fetch_losses.finish(&mut losses)?;
+        Ok(sum(&losses) as f32)
+    }
+
+    /// The forward pass, the losses, and the gradients of the head.
+    fn forward_and_head(&self, accumulate: bool, dloss: f32) -> Result<()> {
         let state = self.train_state("gpt2.forward_backward")?;
         let b = &self.buffers;
         let d = b.grads.as_ref().expect("training buffers are planned with the training state");
-        self.load(tokens, targets)?;
         self.forward()?;
-        let g = &state.grads.tensors;
         linear_cross_entropy::forward_backward(
             &self.device,
             &linear_cross_entropy::ForwardBackward {
@@ -31,11 +49,19 @@ impl Gpt2 {
                 losses: &b.losses,
                 dloss,
                 dhidden: &d.narrow,
-                dweight: &g[param::WTE],
+                dweight: &state.grads.tensors[param::WTE],
                 accumulate_dweight: accumulate,
                 workspace: &b.workspace,
             },
-        )?;
+        )
+    }
+
+    /// The rest of the backward pass, from the gradient of `lnf` to that of the embeddings.
+    fn layers_backward(&self, accumulate: bool) -> Result<()> {
+        let state = self.train_state("gpt2.forward_backward")?;
+        let b = &self.buffers;
+        let d = b.grads.as_ref().expect("training buffers are planned with the training state");
+        let g = &state.grads.tensors;
         self.layernorm_backward(
             d,
             &b.residual3.at(self.config.layers - 1)?,
@@ -60,8 +86,7 @@ impl Gpt2 {
                 accumulate_dwpe: accumulate,
                 workspace: &b.workspace,
             },
-        )?;
-        Ok(sum(&b.losses.read_f32()?) as f32)
+        )
     }
 
     fn mlp_backward(&self, d: &Gradients, grads: &ParamSet, l: usize, accumulate: bool) -> Result<()> {

@@ -2,7 +2,9 @@
 
 use tilewright_core::gpt2::Gpt2Config;
 use tilewright_core::{DType, Result};
-use tilewright_ops::{Arena, Device, Plan, Slot, Tensor, attention, embedding, layernorm, linear_cross_entropy};
+use tilewright_ops::{
+    Arena, Device, Download, Plan, Slot, Tensor, Upload, attention, embedding, layernorm, linear_cross_entropy,
+};
 
 use super::{Options, Recompute};
 
@@ -37,8 +39,13 @@ pub(crate) struct Buffers {
     pub(crate) tokens: Tensor,
     /// `(B, T)` i32.
     pub(crate) targets: Tensor,
+    /// The host's side of the two.
+    pub(crate) send_tokens: Upload,
+    pub(crate) send_targets: Upload,
     /// `(N)` f32.
     pub(crate) losses: Tensor,
+    /// The host's side.
+    pub(crate) fetch_losses: Download,
     /// `(N)` f32: log-sum-exp of an evaluation.
     pub(crate) lse_head: Tensor,
     /// `(1)` f32.
@@ -138,6 +145,9 @@ impl Buffers {
         let one = |slot: Slot| activations.tensor(slot);
         let many = |(slot, shared): (Slot, bool)| Stack { tensor: activations.tensor(slot), shared };
         Ok(Buffers {
+            send_tokens: Upload::new(&one(tokens))?,
+            send_targets: Upload::new(&one(targets))?,
+            fetch_losses: Download::new(&one(losses))?,
             tokens: one(tokens),
             targets: one(targets),
             losses: one(losses),

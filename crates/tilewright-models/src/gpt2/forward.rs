@@ -21,22 +21,25 @@ impl Gpt2 {
     /// The loss of every row, without gradients: `-log p(target)`, 0 where the target is [`IGNORE_INDEX`].
     pub fn row_losses(&mut self, tokens: &[i32], targets: &[i32], losses: &mut [f32]) -> Result<()> {
         self.load(tokens, targets)?;
-        self.forward()?;
         let b = &self.buffers;
-        linear_cross_entropy::forward(
-            &self.device,
-            &linear_cross_entropy::Forward {
-                hidden: &b.lnf,
-                weight: &self.params.tensors[param::WTE],
-                vocab: self.config.vocab_size,
-                targets: &b.targets,
-                ignore_index: IGNORE_INDEX,
-                losses: &b.losses,
-                lse: &b.lse_head,
-                workspace: &b.workspace,
-            },
-        )?;
-        b.losses.read_f32_into(losses)
+        self.replays.borrow_mut().evaluation.run(&self.device, || {
+            self.forward()?;
+            linear_cross_entropy::forward(
+                &self.device,
+                &linear_cross_entropy::Forward {
+                    hidden: &b.lnf,
+                    weight: &self.params.tensors[param::WTE],
+                    vocab: self.config.vocab_size,
+                    targets: &b.targets,
+                    ignore_index: IGNORE_INDEX,
+                    losses: &b.losses,
+                    lse: &b.lse_head,
+                    workspace: &b.workspace,
+                },
+            )
+        })?;
+        b.fetch_losses.start()?;
+        b.fetch_losses.finish(losses)
     }
 
     /// Logits of every row for a caller that wants to look at them: `(B * T, V)` values. Tests and tools; training never builds them.
@@ -65,8 +68,26 @@ impl Gpt2 {
                 });
             }
         }
-        self.buffers.tokens.write_i32(tokens)?;
-        self.buffers.targets.write_i32(targets)
+        // Here, where the ids are: a replay of recorded ops checks nothing, and reading them back would stall a GPU.
+        let vocab = self.config.vocab_size;
+        let known = |id: i32| usize::try_from(id).is_ok_and(|id| id < vocab);
+        let unknown = |what: &str, ids: &[i32], at: usize| {
+            let (id, t) = (ids[at], self.options.seq_len);
+            let what = format!(
+                "{what} hold id {id} at (b, t) = ({}, {}), outside 0..{vocab}; check that the data was made with this model's tokenizer",
+                at / t,
+                at % t
+            );
+            Error::Argument { op: "gpt2.load", what }
+        };
+        if let Some(at) = tokens.iter().position(|&id| !known(id)) {
+            return Err(unknown("tokens", tokens, at));
+        }
+        if let Some(at) = targets.iter().position(|&id| !known(id) && id != IGNORE_INDEX) {
+            return Err(unknown("targets", targets, at));
+        }
+        self.buffers.send_tokens.send(tokens)?;
+        self.buffers.send_targets.send(targets)
     }
 
     /// Everything up to `lnf`, from the tokens uploaded last.

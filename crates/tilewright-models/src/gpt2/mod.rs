@@ -10,9 +10,12 @@ mod forward;
 mod init;
 mod update;
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use tilewright_core::gpt2::{Gpt2Config, PARAMS};
 use tilewright_core::{DType, Error, Result};
-use tilewright_ops::{Arena, Device, Plan, Tensor};
+use tilewright_ops::{Arena, Device, Plan, Replay, Tensor};
 
 use buffers::Buffers;
 pub use decode::Decoder;
@@ -167,6 +170,20 @@ pub struct Gpt2 {
     train: Option<TrainState>,
     buffers: Buffers,
     decoder: Option<Decoder>,
+    replays: RefCell<Replays>,
+}
+
+/// The repeated runs of ops; a device that can records them once and replays them.
+#[derive(Default)]
+pub(crate) struct Replays {
+    /// Forward pass and losses.
+    evaluation: Replay,
+    /// Forward pass, losses and the head's gradients, by `accumulate` and the bits of a row's weight.
+    head: HashMap<(bool, u32), Replay>,
+    /// The rest of the backward pass, by `accumulate`.
+    layers: [Replay; 2],
+    /// The norm of all gradients.
+    norm: Replay,
 }
 
 impl Gpt2 {
@@ -196,7 +213,8 @@ impl Gpt2 {
             0 => None,
             len => Some(Decoder::new(device, config, &params.tensors, len)?),
         };
-        Ok(Gpt2 { config, options, device: device.clone(), params, train, buffers, decoder })
+        let replays = RefCell::default();
+        Ok(Gpt2 { config, options, device: device.clone(), params, train, buffers, decoder, replays })
     }
 
     /// The model's sizes.

@@ -36,7 +36,9 @@ impl Gpt2 {
     pub fn grad_norm(&mut self) -> Result<f32> {
         let state = self.train_state("gpt2.grad_norm")?;
         let out = &self.buffers.norm;
-        global_norm::forward(&self.device, &global_norm::Forward { tensors: &state.grads.tensors, out })?;
+        self.replays.borrow_mut().norm.run(&self.device, || {
+            global_norm::forward(&self.device, &global_norm::Forward { tensors: &state.grads.tensors, out })
+        })?;
         Ok(out.read_f32()?[0])
     }
 

@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, bail};
 use clap::builder::BoolishValueParser;
 pub use progress::score_line;
-use tilewright_ops::Device;
 use tilewright_train::config::{Data, Model, TrainConfig};
 use tilewright_train::run::{self, Outcome, RunOptions};
+
+use crate::device::DeviceName;
 
 /// Train a GPT-2. Without arguments: a small one on two bundled novels, in a few minutes.
 ///
@@ -52,7 +53,7 @@ pub struct Args {
     #[arg(long, value_name = "N", conflicts_with = "model", help_heading = "Model")]
     channels: Option<usize>,
     /// Storage of parameters and activations: f32, bf16 or f16
-    #[arg(long, value_name = "TYPE", help_heading = "Model")]
+    #[arg(long, visible_alias = "precision", value_name = "TYPE", help_heading = "Model")]
     dtype: Option<String>,
     /// Keep f32 master weights beside 16-bit storage, 0 or 1 (-w)
     #[arg(long, value_name = "0|1", value_parser = BoolishValueParser::new(), help_heading = "Model")]
@@ -63,6 +64,10 @@ pub struct Args {
     /// Seed of the initial weights
     #[arg(long, value_name = "N", help_heading = "Model")]
     seed: Option<u32>,
+
+    /// Where it runs: cpu, cuda, or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value_t, help_heading = "Model")]
+    device: DeviceName,
 
     /// Rows of a micro-batch (-b)
     #[arg(long, value_name = "B", help_heading = "Optimisation")]
@@ -295,7 +300,7 @@ pub fn run(args: Args) -> Result<()> {
         eprintln!("\nfinishing this step; press Ctrl-C again to stop at once");
     })
     .context("cannot listen for Ctrl-C")?;
-    let device = Device::cpu();
+    let device = args.device.open()?;
     let options = RunOptions { folder: folder.as_deref(), resume: args.resume, overwrite: args.overwrite };
     let bar = std::io::stderr().is_terminal() && std::io::stdout().is_terminal() && !args.plain;
     let mut progress = progress::Progress::new(bar);

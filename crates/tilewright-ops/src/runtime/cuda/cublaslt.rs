@@ -139,7 +139,11 @@ impl Product {
         let sums = !self.accumulate || (self.d.dtype == DType::F32 && self.epilogue == Epilogue::None);
         let aux = !matches!(self.epilogue, Epilogue::BiasGelu { .. } | Epilogue::GeluBackward { .. });
         let sums = sums && (aux || self.d.ld.is_multiple_of(8));
-        types && sized && sums && [self.a, self.b, self.d].iter().all(whole) && pointers.iter().all(|p| p.is_multiple_of(16))
+        types
+            && sized
+            && sums
+            && [self.a, self.b, self.d].iter().all(whole)
+            && pointers.iter().all(|p| p.is_multiple_of(16))
     }
 
     fn key(&self) -> Key {

@@ -25,6 +25,8 @@ functions! {
         context_set = "cuCtxSetCurrent"(Handle);
         alloc = "cuMemAlloc_v2"(*mut Address, usize);
         free = "cuMemFree_v2"(Address);
+        host_alloc = "cuMemAllocHost_v2"(*mut *mut c_void, usize);
+        host_free = "cuMemFreeHost"(*mut c_void);
         memory_info = "cuMemGetInfo_v2"(*mut usize, *mut usize);
         copy_to_device = "cuMemcpyHtoDAsync_v2"(Address, *const c_void, usize, Handle);
         copy_to_host = "cuMemcpyDtoHAsync_v2"(*mut c_void, Address, usize, Handle);

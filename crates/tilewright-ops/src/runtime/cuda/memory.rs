@@ -118,7 +118,7 @@ impl Cuda {
         self.check("cuda.copy", "cuMemcpyDtoDAsync", status)
     }
 
-    fn not_recording(&self, op: &'static str) -> Result<()> {
+    pub(super) fn not_recording(&self, op: &'static str) -> Result<()> {
         if self.recording() {
             let what = "a copy between host and device cannot be part of a graph; make it before or after".to_owned();
             return Err(Error::Argument { op, what });

@@ -23,6 +23,7 @@ pub(crate) mod launch;
 mod library;
 pub(crate) mod memory;
 pub mod nvrtc;
+pub(crate) mod pinned;
 pub mod source;
 #[cfg(test)]
 mod tests;
