@@ -8,11 +8,8 @@ mod bench_product;
 mod bench_step;
 mod convert;
 mod data;
-<<<<<<< HEAD
 mod decide;
-=======
 mod device;
->>>>>>> e7d4abb (GPT-2 on a GPU: the step recorded as graphs and replayed, ids checked on the host, losses fetched beside the backward pass; --device and --precision)
 mod doctor;
 mod eval;
 mod inspect;
