@@ -5,6 +5,7 @@ use crate::runtime::cuda::Source;
 pub(crate) const ALL: &[&Source] = &[
     &crate::adamw::cuda::SOURCE,
     &crate::attention::cuda::GENERAL,
+    &crate::attention::cuda::HOPPER,
     &crate::attention::cuda::MMA,
     &crate::embedding::cuda::SOURCE,
     &crate::gelu::cuda::SOURCE,

@@ -25,6 +25,14 @@ pub(crate) static MMA: Source = Source {
     exact: false,
 };
 
+pub(crate) static HOPPER: Source = Source {
+    name: "attention/hopper.cu",
+    text: include_str!("hopper.cu"),
+    parameters: &["TW_DTYPE", "TW_HEAD"],
+    variants: &[&[1, 64], &[2, 64]],
+    exact: false,
+};
+
 /// Queries of a block of the forward, and rows of a tile, of the kernels on the matrix units.
 const MMA_ROWS: usize = 128;
 const MMA_TILE: usize = 64;
@@ -34,8 +42,18 @@ fn by_matrix_units(s: Sizes, tensors: &[&Tensor]) -> bool {
     tensors[0].dtype() != DType::F32 && matches!(s.head, 64 | 128) && aligned(tensors)
 }
 
-fn mma(entry: &'static str, s: Sizes, dtype: DType) -> Kernel {
-    MMA.kernel(entry, &[code(dtype), s.head as i64])
+/// A kernel, the rows of its block and its threads: Hopper's own where there is one.
+fn matrix_kernel(cuda: &Cuda, entry: &'static str, s: Sizes, dtype: DType) -> (Kernel, usize, usize) {
+    let values = [code(dtype), s.head as i64];
+    if cuda.info().capability.0 == 9 && s.head == 64 {
+        return (HOPPER.kernel(entry, &values), 128, 256);
+    }
+    let (rows, threads) = match (entry, s.head) {
+        ("forward", 64) => (MMA_ROWS, 128),
+        ("forward", _) => (MMA_ROWS, 256),
+        _ => (MMA_TILE, 128),
+    };
+    (MMA.kernel(entry, &values), rows, threads)
 }
 
 /// Warps of a block, rows of a block, keys of a tile of the general kernels.
@@ -61,9 +79,9 @@ pub(super) fn forward(cuda: &Cuda, s: Sizes, args: &Forward<'_>) -> Result<()> {
     if by_matrix_units(s, &[qkv, out]) {
         let [b, heads, t, _] = sizes(s);
         let list = [Arg::Tensor(qkv), Arg::Tensor(out), Arg::Tensor(lse), b, heads, t, scale(s.head)];
-        let (threads, shared) = (if s.head == 64 { 128 } else { 256 }, 4 * MMA_TILE * s.head * 2);
-        let grid = [s.t.div_ceil(MMA_ROWS), s.heads, s.b];
-        return cuda.launch("attention.forward", &mma("forward", s, qkv.dtype()), grid, threads, shared, &list);
+        let (kernel, rows, threads) = matrix_kernel(cuda, "forward", s, qkv.dtype());
+        let grid = [s.t.div_ceil(rows), s.heads, s.b];
+        return cuda.launch("attention.forward", &kernel, grid, threads, 4 * MMA_TILE * s.head * 2, &list);
     }
     let kernel = GENERAL.typed("forward", qkv.dtype());
     let shared = (ROWS * s.head + 2 * KEYS * (s.head + 1)) * size_of::<f32>();
@@ -94,9 +112,11 @@ pub(super) fn backward(cuda: &Cuda, s: Sizes, args: &Backward<'_>, delta: &Tenso
         ];
         // Rows that do not fit the registers stay behind the tiles.
         let shared = (if s.head == 64 { 4 } else { 6 }) * MMA_TILE * s.head * 2;
-        let grid = [s.t.div_ceil(MMA_TILE), s.heads, s.b];
-        cuda.launch(OP, &mma("backward_keys", s, qkv.dtype()), grid, 128, shared, &list)?;
-        return cuda.launch(OP, &mma("backward_queries", s, qkv.dtype()), grid, 128, shared, &list);
+        for entry in ["backward_keys", "backward_queries"] {
+            let (kernel, rows, threads) = matrix_kernel(cuda, entry, s, qkv.dtype());
+            cuda.launch(OP, &kernel, [s.t.div_ceil(rows), s.heads, s.b], threads, shared, &list)?;
+        }
+        return Ok(());
     }
     let shared = (2 * ROWS * s.head + 2 * KEYS * (s.head + 1)) * size_of::<f32>();
     let grid = [s.t.div_ceil(ROWS), s.heads, s.b];
