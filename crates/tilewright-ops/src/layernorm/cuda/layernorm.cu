@@ -197,7 +197,7 @@ recompute(const T* sum, const T* weight, const T* bias, const float* mean, const
 
 // A block takes `rows` rows, its warps every eighth of them. Each lane sums its own columns over its warp's rows in registers; the warps' sums are
 // added in order at the end. Partial sums of each block: (blocks, 2, C), weight before bias.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, TW_FLOATS == 32 && TW_DTYPE != 0 ? 2 : 1)
 backward(const T* dout, const T* sum, const T* weight, const float* mean, const float* rstd, T* dx, int accumulate, float* partial, i64 n, int c, int rows) {
     extern __shared__ float shared[];
     int warp = threadIdx.x / 32;

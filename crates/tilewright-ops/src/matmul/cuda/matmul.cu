@@ -80,6 +80,13 @@ column_sums(const void* dout, int code, float* partial, i64 m, int n, int rows) 
     }
 }
 
+// A load that stays where it is written: left alone, the compiler moves each to its use, and one row at a time is on its way.
+template <class E> TW_FORCE Pack<E> load_now(const E* p) {
+    union { u32 words[4]; Pack<E> pack; } x;
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.words[0]), "=r"(x.words[1]), "=r"(x.words[2]), "=r"(x.words[3]) : "l"(p));
+    return x.pack;
+}
+
 // The same for bf16 and f16 on 16 bytes: each thread sums 8 neighbouring columns.
 template <class E> TW_FORCE void column_sums_wide(const E* dout, float* partial, i64 m, int n, int rows) {
     __shared__ float part[8][256];
@@ -88,8 +95,18 @@ template <class E> TW_FORCE void column_sums_wide(const E* dout, float* partial,
     i64 first = i64(blockIdx.y) * rows, last = first + rows < m ? first + rows : m;
     float total[8] = {};
     if (column < n) {
-#pragma unroll 4
-        for (i64 row = first + y; row < last; row += 8) {
+        i64 row = first + y;
+        // Eight rows on their way at once.
+        for (; row + 7 * 8 < last; row += 8 * 8) {
+            Pack<E> x[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[i] = load_now(dout + (row + 8 * i) * n + column);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+#pragma unroll
+                for (int j = 0; j < 8; j++) total[j] += to_f32(x[i].v[j]);
+        }
+        for (; row < last; row += 8) {
             Pack<E> x = load_pack(dout + row * n + column);
 #pragma unroll
             for (int j = 0; j < 8; j++) total[j] += to_f32(x.v[j]);

@@ -139,7 +139,7 @@ fn bias_gradient(cuda: &Cuda, dout: &Tensor, dbias: &Tensor, accumulate: bool, m
     let wide = n.is_multiple_of(8) && aligned(&[dout]) && dout.dtype() != DType::F32;
     let columns = n.div_ceil(if wide { 256 } else { 32 });
     // Enough blocks to fill the chip, at least 64 rows each, sums that fit the scratch.
-    let fill = (4 * cuda.info().multiprocessors as usize).div_ceil(columns.max(1));
+    let fill = (8 * cuda.info().multiprocessors as usize).div_ceil(columns.max(1));
     let room = (SCRATCH_BYTES / size_of::<f32>() / n.max(1)).max(1);
     let rows = m.div_ceil(fill.min(room).max(1)).max(64);
     let blocks = m.div_ceil(rows);
