@@ -1,15 +1,14 @@
 // Flash attention on Hopper's matrix units (wgmma) for f16 and bf16 and heads of 64: the shape of mma.cu, with right operands read from shared memory
 // by the unit itself and left operands in registers.
 //
-// A warpgroup (128 threads) owns 64 rows; a block is two of them, which share the tiles that they walk. A tile is 64 rows of 128 bytes whose 16-byte
+// A warpgroup (128 threads) owns 64 rows and is a block of its own: two that share their tiles were 7 % slower. A tile is 64 rows of 128 bytes whose 16-byte
 // chunks are permuted by the row (chunk ^ row % 8): what the descriptors call a swizzle of 128 bytes.
 
 #if TW_HEAD == 64 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr int D = 64;
 constexpr int TILE = 64;
-constexpr int WARPGROUPS = 2;
-constexpr int THREADS = 128 * WARPGROUPS;
-constexpr int ROWS = 64 * WARPGROUPS;
+constexpr int THREADS = 128;
+constexpr int ROWS = 64;
 constexpr float LOG2E = 1.4426950408889634f;
 
 TW_FORCE u32 address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
@@ -28,8 +27,8 @@ TW_FORCE void arrive() {
 // `COUNT` rows of a strided matrix from row `first` on, zeros from row `limit` on.
 template <int COUNT> TW_FORCE void load_tile(T* tile, const T* from, i64 stride, int first, int limit) {
 #pragma unroll
-    for (int e = threadIdx.x; e < COUNT * 8; e += THREADS) {
-        int row = e / 8, chunk = e % 8;
+    for (int i = 0; i < COUNT * 8 / THREADS; i++) {
+        int e = threadIdx.x + i * THREADS, row = e / 8, chunk = e % 8;
         bool real = first + row < limit;
         copy_chunk(tile + row * D + ((chunk ^ (row & 7)) * 8), from + (real ? first + row : 0) * stride + chunk * 8, real);
     }
@@ -41,6 +40,21 @@ TW_FORCE void load_left(u32 (&r)[4], const T* tile, int row, int chunk) {
     row += lane % 16, chunk += lane / 16;
     u32 p = address(tile + row * D + ((chunk ^ (row & 7)) * 8));
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(p));
+}
+
+// Keeps the making of a left operand before the fence behind which the unit reads it.
+TW_FORCE void settle(u32 (&a)[4][4]) {
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) asm volatile("" : "+r"(a[n][e])::"memory");
+}
+
+// The 16 rows of this warp. Loaded again for each tile: held over the loop, their registers were seen given to others (NVRTC and nvcc 13.0).
+TW_FORCE void load_rows(u32 (&a)[4][4], const T* tile) {
+#pragma unroll
+    for (int step = 0; step < 4; step++) load_left(a[step], tile, threadIdx.x / 32 * 16, 2 * step);
+    settle(a);
 }
 
 // A tile as right operand: groups of eight rows are 1024 bytes apart, swizzle of 128 bytes.
@@ -125,23 +139,18 @@ TW_FORCE void store_rows(T* to, i64 stride, int row, int length, const float (&a
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 forward(const T* qkv, T* out, float* lse, int batch, int heads, int length, float scale) {
     extern __shared__ __align__(1024) T shared[];
     int h = blockIdx.y, b = blockIdx.z, warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     // The longest rows first.
-    int first = (gridDim.x - 1 - blockIdx.x) * ROWS, own = first + warp / 4 * 64, row = own + warp % 4 * 16;
+    int first = (gridDim.x - 1 - blockIdx.x) * ROWS, row = first + warp * 16;
     i64 c = i64(heads) * D, stride = 3 * c;
     const T* q = qkv + i64(b) * length * stride + h * D;
     const T *k = q + c, *v = q + 2 * c;
     T *kt = shared, *vt = shared + 2 * TILE * D;
-    load_tile<ROWS>(shared, q, stride, first, length);
-    commit_copies();
-    arrive();
-    u32 qf[4][4];
-#pragma unroll
-    for (int s = 0; s < 4; s++) load_left(qf[s], shared, warp * 16, 2 * s);
-    __syncthreads();
+    T* qt = shared + 4 * TILE * D;
+    load_tile<ROWS>(qt, q, stride, first, length);
     auto fetch = [&](int tile) {
         load_tile<TILE>(kt + tile % 2 * TILE * D, k, stride, tile * TILE, length);
         load_tile<TILE>(vt + tile % 2 * TILE * D, v, stride, tile * TILE, length);
@@ -155,21 +164,21 @@ forward(const T* qkv, T* out, float* lse, int batch, int heads, int length, floa
         int k0 = tile * TILE;
         arrive();
         if (tile + 1 < tiles) fetch(tile + 1);
-        if (k0 > own + 63) continue;
         float s[8][4];
+        u32 qf[4][4];
+        load_rows(qf, qt);
         begin();
         times_transpose(s, qf, kt + tile % 2 * TILE * D);
         commit();
         finish<0>();
         settle(s);
-        if (k0 + TILE > own) {
+        bool diagonal = k0 + TILE > first;
 #pragma unroll
-            for (int n = 0; n < 8; n++)
+        for (int n = 0; n < 8; n++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    if (k0 + 8 * n + 2 * t + e % 2 > row + g + e / 2 * 8) s[n][e] = -TW_INFINITY;
-                }
-        }
+            for (int e = 0; e < 4; e++) {
+                if (diagonal && k0 + 8 * n + 2 * t + e % 2 > row + g + e / 2 * 8) s[n][e] = -TW_INFINITY;
+            }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             // Every row sees key 0, so the maximum is finite from the first tile on.
@@ -192,6 +201,7 @@ forward(const T* qkv, T* out, float* lse, int batch, int heads, int length, floa
         }
         u32 p[4][4];
         as_left(p, s);
+        settle(p);
         settle(acc);
         begin();
         add_times(acc, p, vt + tile % 2 * TILE * D);
@@ -210,27 +220,21 @@ forward(const T* qkv, T* out, float* lse, int batch, int heads, int length, floa
     store_rows(out + i64(b) * length * c + h * D, c, row, length, acc, 1.0f);
 }
 
-// dk and dv of 128 keys.
+// dk and dv of 64 keys.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 backward_keys(const T* qkv, const float* lse, const T* dout, const float* delta, T* dqkv, int batch, int heads, int length, float scale) {
     extern __shared__ __align__(1024) T shared[];
     __shared__ float stats[2][2][TILE];
     int h = blockIdx.y, b = blockIdx.z, warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    int first = blockIdx.x * ROWS, own = first + warp / 4 * 64, row = own + warp % 4 * 16;
+    int first = blockIdx.x * ROWS, row = first + warp * 16;
     i64 c = i64(heads) * D, stride = 3 * c;
     const T* q = qkv + i64(b) * length * stride + h * D;
     const T* d = dout + i64(b) * length * c + h * D;
     const float *l = lse + (i64(b) * heads + h) * length, *dl = delta + (i64(b) * heads + h) * length;
     T *qt = shared, *dt = shared + 2 * TILE * D;
-    static_assert(ROWS == 2 * TILE, "keys and values of the block pass through the tiles' memory");
-    load_tile<ROWS>(qt, q + c, stride, first, length);
-    load_tile<ROWS>(dt, q + 2 * c, stride, first, length);
-    commit_copies();
-    arrive();
-    u32 kf[4][4], vf[4][4];
-#pragma unroll
-    for (int s = 0; s < 4; s++) load_left(kf[s], qt, warp * 16, 2 * s), load_left(vf[s], dt, warp * 16, 2 * s);
-    __syncthreads();
+    T *kt = shared + 4 * TILE * D, *vt = shared + 5 * TILE * D;
+    load_tile<ROWS>(kt, q + c, stride, first, length);
+    load_tile<ROWS>(vt, q + 2 * c, stride, first, length);
     auto fetch = [&](int tile) {
         int q0 = tile * TILE, half = tile % 2;
         load_tile<TILE>(qt + half * TILE * D, q, stride, q0, length);
@@ -251,8 +255,10 @@ backward_keys(const T* qkv, const float* lse, const T* dout, const float* delta,
         const T *qs = qt + half * TILE * D, *ds = dt + half * TILE * D;
         arrive();
         if (tile + 1 < tiles) fetch(tile + 1);
-        if (q0 + TILE <= own) continue;
         float s[8][4], dp[8][4];
+        u32 kf[4][4], vf[4][4];
+        load_rows(kf, kt);
+        load_rows(vf, vt);
         begin();
         times_transpose(s, kf, qs);
         commit();
@@ -260,7 +266,7 @@ backward_keys(const T* qkv, const float* lse, const T* dout, const float* delta,
         commit();
         finish<1>();
         settle(s);
-        bool diagonal = q0 < own + 64;
+        bool diagonal = q0 < first + 64;
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -271,6 +277,7 @@ backward_keys(const T* qkv, const float* lse, const T* dout, const float* delta,
             }
         u32 pf[4][4];
         as_left(pf, s);
+        settle(pf);
         begin();
         add_times(dv, pf, ds);
         commit();
@@ -282,6 +289,7 @@ backward_keys(const T* qkv, const float* lse, const T* dout, const float* delta,
             for (int e = 0; e < 4; e++) dp[n][e] = s[n][e] * (dp[n][e] - stats[half][1][8 * n + 2 * t + e % 2]);
         u32 df[4][4];
         as_left(df, dp);
+        settle(df);
         begin();
         add_times(dk, df, qs);
         commit();
@@ -294,25 +302,20 @@ backward_keys(const T* qkv, const float* lse, const T* dout, const float* delta,
     store_rows(to + 2 * c, stride, row, length, dv, 1.0f);
 }
 
-// dq of 128 queries.
+// dq of 64 queries.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 backward_queries(const T* qkv, const float* lse, const T* dout, const float* delta, T* dqkv, int batch, int heads, int length, float scale) {
     extern __shared__ __align__(1024) T shared[];
     int h = blockIdx.y, b = blockIdx.z, warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    int first = (gridDim.x - 1 - blockIdx.x) * ROWS, own = first + warp / 4 * 64, row = own + warp % 4 * 16;
+    int first = (gridDim.x - 1 - blockIdx.x) * ROWS, row = first + warp * 16;
     i64 c = i64(heads) * D, stride = 3 * c;
     const T* q = qkv + i64(b) * length * stride + h * D;
     const T* d = dout + i64(b) * length * c + h * D;
     i64 row_stats = (i64(b) * heads + h) * length;
     T *kt = shared, *vt = shared + 2 * TILE * D;
-    load_tile<ROWS>(kt, q, stride, first, length);
-    load_tile<ROWS>(vt, d, c, first, length);
-    commit_copies();
-    arrive();
-    u32 qf[4][4], of[4][4];
-#pragma unroll
-    for (int s = 0; s < 4; s++) load_left(qf[s], kt, warp * 16, 2 * s), load_left(of[s], vt, warp * 16, 2 * s);
-    __syncthreads();
+    T *qt = shared + 4 * TILE * D, *ot = shared + 5 * TILE * D;
+    load_tile<ROWS>(qt, q, stride, first, length);
+    load_tile<ROWS>(ot, d, c, first, length);
     float base[2], shift[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -333,8 +336,10 @@ backward_queries(const T* qkv, const float* lse, const T* dout, const float* del
         const T *ks = kt + tile % 2 * TILE * D, *vs = vt + tile % 2 * TILE * D;
         arrive();
         if (tile + 1 < tiles) fetch(tile + 1);
-        if (k0 > own + 63) continue;
         float s[8][4], dp[8][4];
+        u32 qf[4][4], of[4][4];
+        load_rows(qf, qt);
+        load_rows(of, ot);
         begin();
         times_transpose(s, qf, ks);
         commit();
@@ -342,7 +347,7 @@ backward_queries(const T* qkv, const float* lse, const T* dout, const float* del
         commit();
         finish<1>();
         settle(s);
-        bool diagonal = k0 + TILE > own;
+        bool diagonal = k0 + TILE > first;
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -358,6 +363,7 @@ backward_queries(const T* qkv, const float* lse, const T* dout, const float* del
             for (int e = 0; e < 4; e++) dp[n][e] = s[n][e] * (dp[n][e] - shift[e / 2]);
         u32 df[4][4];
         as_left(df, dp);
+        settle(df);
         begin();
         add_times(dq, df, ks);
         commit();

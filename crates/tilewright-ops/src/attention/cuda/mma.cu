@@ -37,8 +37,8 @@ TW_FORCE T* at(T* tile, int row, int chunk) { return tile + row * D + ((chunk ^ 
 // `rows` rows of a strided matrix from row `first` on, zeros from row `limit` on.
 template <int ROWS, int THREADS> TW_FORCE void load_tile(T* tile, const T* from, i64 stride, int first, int limit) {
 #pragma unroll
-    for (int e = threadIdx.x; e < ROWS * CHUNKS; e += THREADS) {
-        int row = e / CHUNKS, chunk = e % CHUNKS;
+    for (int i = 0; i < ROWS * CHUNKS / THREADS; i++) {
+        int e = threadIdx.x + i * THREADS, row = e / CHUNKS, chunk = e % CHUNKS;
         bool real = first + row < limit;
         copy_chunk(at(tile, row, chunk), from + (real ? first + row : 0) * stride + chunk * 8, real);
     }

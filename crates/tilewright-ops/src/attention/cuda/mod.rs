@@ -46,7 +46,7 @@ fn by_matrix_units(s: Sizes, tensors: &[&Tensor]) -> bool {
 fn matrix_kernel(cuda: &Cuda, entry: &'static str, s: Sizes, dtype: DType) -> (Kernel, usize, usize) {
     let values = [code(dtype), s.head as i64];
     if cuda.info().capability.0 == 9 && s.head == 64 {
-        return (HOPPER.kernel(entry, &values), 128, 256);
+        return (HOPPER.kernel(entry, &values), MMA_TILE, 128);
     }
     let (rows, threads) = match (entry, s.head) {
         ("forward", 64) => (MMA_ROWS, 128),
@@ -81,7 +81,8 @@ pub(super) fn forward(cuda: &Cuda, s: Sizes, args: &Forward<'_>) -> Result<()> {
         let list = [Arg::Tensor(qkv), Arg::Tensor(out), Arg::Tensor(lse), b, heads, t, scale(s.head)];
         let (kernel, rows, threads) = matrix_kernel(cuda, "forward", s, qkv.dtype());
         let grid = [s.t.div_ceil(rows), s.heads, s.b];
-        return cuda.launch("attention.forward", &kernel, grid, threads, 4 * MMA_TILE * s.head * 2, &list);
+        // Four tiles, and on Hopper the block's own queries behind them.
+        return cuda.launch("attention.forward", &kernel, grid, threads, 5 * MMA_TILE * s.head * 2, &list);
     }
     let kernel = GENERAL.typed("forward", qkv.dtype());
     let shared = (ROWS * s.head + 2 * KEYS * (s.head + 1)) * size_of::<f32>();
@@ -110,8 +111,8 @@ pub(super) fn backward(cuda: &Cuda, s: Sizes, args: &Backward<'_>, delta: &Tenso
             t,
             scale(s.head),
         ];
-        // Rows that do not fit the registers stay behind the tiles.
-        let shared = (if s.head == 64 { 4 } else { 6 }) * MMA_TILE * s.head * 2;
+        // Four tiles, and behind them the block's own rows where they do not stay in registers.
+        let shared = 6 * MMA_TILE * s.head * 2;
         for entry in ["backward_keys", "backward_queries"] {
             let (kernel, rows, threads) = matrix_kernel(cuda, entry, s, qkv.dtype());
             cuda.launch(OP, &kernel, [s.t.div_ceil(rows), s.heads, s.b], threads, shared, &list)?;

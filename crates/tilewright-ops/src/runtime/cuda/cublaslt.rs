@@ -370,19 +370,23 @@ impl CublasLt {
         plan.algorithm = found.first().map(|f| f.algorithm);
         // Timing writes the result again and again, which only a product that does not add to it may do.
         if found.len() > 1 && !p.accumulate && !cuda.recording() && worth_a_search(p) {
-            let mut best = (f32::INFINITY, found[0].algorithm);
-            for candidate in &found {
-                let run = |times: usize| {
-                    cuda.timed(|| (0..times).try_for_each(|_| self.launch(cuda, op, p, &plan, &candidate.algorithm)))
-                };
-                if run(1).is_err() {
-                    continue;
-                }
-                let time = run(3)?.min(run(3)?);
-                if time < best.0 {
-                    best = (time, candidate.algorithm);
+            // By turns: a candidate timed once, while the clocks still rise or another program runs, would be judged by that.
+            let mut best = vec![f32::INFINITY; found.len()];
+            for turn in 0..4 {
+                for (candidate, best) in found.iter().zip(&mut best) {
+                    let run = |times: usize| {
+                        let launch = || self.launch(cuda, op, p, &plan, &candidate.algorithm);
+                        cuda.timed(|| (0..times).try_for_each(|_| launch()))
+                    };
+                    // The first run of a candidate loads its kernel; one that fails is not taken.
+                    if (turn == 0 && run(1).is_err()) || (turn > 0 && best.is_infinite()) {
+                        continue;
+                    }
+                    *best = best.min(run(4)?);
                 }
             }
+            let fastest = (0..found.len()).min_by(|&a, &b| best[a].total_cmp(&best[b])).unwrap_or(0);
+            let best = (best[fastest], found[fastest].algorithm);
             plan.algorithm = Some(best.1);
             self.known.borrow_mut().insert(name, best.1);
             self.save();
@@ -391,7 +395,7 @@ impl CublasLt {
     }
 
     fn candidates(&self, plan: &Plan) -> Result<Vec<Found>> {
-        const MOST: usize = 12;
+        const MOST: usize = 16;
         let f = &self.functions;
         let empty = Found { algorithm: [0; 8], workspace: 0, state: 1, waves: 0.0, reserved: [0; 4] };
         let (mut found, mut count) = ([empty; MOST], 0);

@@ -89,8 +89,8 @@ impl Cuda {
         }
         self.enter();
         let function = self.function(op, kernel)?;
-        if shared > 48 << 10 {
-            // More than this must be asked for; what the chip does not have is refused by the launch.
+        if shared > 40 << 10 {
+            // More than 48 KB, a kernel's own arrays included, must be asked for; what the chip does not have is refused by the launch.
             // SAFETY: the function belongs to a loaded module.
             unsafe { (self.driver.function_set)(function, driver::MAX_DYNAMIC_SHARED, shared as i32) };
         }
