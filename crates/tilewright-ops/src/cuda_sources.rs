@@ -11,6 +11,7 @@ pub(crate) const ALL: &[&Source] = &[
     &crate::gelu::cuda::SOURCE,
     &crate::global_norm::cuda::SOURCE,
     &crate::layernorm::cuda::SOURCE,
+    &crate::linear_cross_entropy::cuda::HOPPER,
     &crate::linear_cross_entropy::cuda::SOURCE,
     &crate::matmul::cuda::SOURCE,
 ];

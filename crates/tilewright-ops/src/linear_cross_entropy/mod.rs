@@ -9,7 +9,9 @@
 //!
 //! Each float tensor may have its own storage type. A gradient stored in 16 bits is summed in f32 and rounded once, which costs one more
 //! recompute (2 N V D operations) where its f32 sums would outgrow the workspace: in `forward_backward` for a 16-bit `dweight` and more rows
-//! than a chunk, in `backward` when both gradients are 16-bit and `dhidden` is larger than 8 MiB in f32.
+//! than a chunk, in `backward` when both gradients are 16-bit and `dhidden` is larger than 8 MiB in f32. On Hopper `forward_backward` in bf16 never
+//! recomputes: where f32 sums of `dweight` would outgrow the workspace they wait between chunks (of 2048 rows at 152 thousand columns) with one bit more
+//! than bf16 has, an error of 2^-9 at most each time, without bias.
 //!
 //! No workspace grows with `N V`: on the CPU, `forward` holds a strip of logits (266 rows by 224 columns) for each thread and two numbers a row and
 //! strip, `backward` a tile (266 by 1024), `forward_backward` at most 140 rows of logits in at most 32 MiB, and never all rows of more than 128.

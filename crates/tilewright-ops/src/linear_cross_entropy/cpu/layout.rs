@@ -254,11 +254,11 @@ impl Layout {
     pub(in super::super) fn bytes_on(&self, device: &Device) -> usize {
         match (device, self.wanted.0) {
             #[cfg(feature = "cuda")]
-            (Device::Cuda(_), Entry::Forward) => self.tiles().forward_bytes(),
+            (Device::Cuda(cuda), Entry::Forward) => self.tiles().forward_bytes(cuda),
             #[cfg(feature = "cuda")]
             (Device::Cuda(_), Entry::Backward) => self.tiles().backward_bytes(),
             #[cfg(feature = "cuda")]
-            (Device::Cuda(_), Entry::Training) => self.tiles().training_bytes(),
+            (Device::Cuda(cuda), Entry::Training) => self.tiles().training_bytes(cuda),
             _ => self.bytes(),
         }
     }

@@ -2,9 +2,15 @@
 //!
 //! `forward` walks vocabulary tiles. `backward` makes each tile again for all rows, so that a tile of `dweight` is summed by one product, and sums
 //! `dhidden` in f32. `forward_backward` keeps the logits of a chunk of rows (16 bits where the weight has 16) and makes gradients from them.
+//! On Hopper `forward` of 16-bit factors and `forward_backward` in bf16 have their own kernels (`hopper`); the rest is for every chip.
+
+mod hopper;
+mod tensor_map;
 
 use tilewright_core::{DType, Result};
 
+use self::hopper::Plan;
+pub(crate) use self::hopper::SOURCE as HOPPER;
 use super::{Backward, Forward, ForwardBackward};
 use crate::Tensor;
 use crate::matmul::cuda::General;
@@ -74,7 +80,17 @@ impl Tiles {
         self.chunk(4) >= self.n || self.vp * self.d * 4 <= SUM_BYTES
     }
 
-    pub(super) fn forward_bytes(&self) -> usize {
+    /// Bytes of workspace on a device, for whichever way a call goes there.
+    pub(super) fn forward_bytes(&self, cuda: &Cuda) -> usize {
+        self.portable_forward_bytes().max(Plan::of(cuda, self).map_or(0, |p| p.forward_bytes()))
+    }
+
+    /// As [`Tiles::forward_bytes`].
+    pub(super) fn training_bytes(&self, cuda: &Cuda) -> usize {
+        self.portable_training_bytes().max(Plan::of(cuda, self).map_or(0, |p| p.training_bytes()))
+    }
+
+    fn portable_forward_bytes(&self) -> usize {
         let mut cut = Cut::default();
         self.forward_parts(&mut cut);
         cut.bytes
@@ -86,13 +102,13 @@ impl Tiles {
         cut.bytes
     }
 
-    pub(super) fn training_bytes(&self) -> usize {
+    fn portable_training_bytes(&self) -> usize {
         let mut cut = Cut::default();
         if self.one_walk() {
             self.training_parts(&mut cut);
         } else {
             cut.take(self.n);
-            cut.bytes += self.forward_bytes().max(self.backward_bytes());
+            cut.bytes += self.portable_forward_bytes().max(self.backward_bytes());
         }
         cut.bytes
     }
@@ -285,7 +301,10 @@ struct Keep<'a> {
 pub(super) fn forward(cuda: &Cuda, args: &Forward<'_>, tiles: &Tiles) -> Result<()> {
     let Forward { hidden, weight, vocab, targets, ignore_index: ignore, losses, lse, workspace } = *args;
     let head = Head { op: "linear_cross_entropy.forward", cuda, hidden, weight, vocab, targets, ignore };
-    head.forward(tiles, Some(losses), lse, workspace)
+    match Plan::of(cuda, tiles).filter(|_| head.suits_hopper()) {
+        Some(plan) => head.hopper_forward(&plan, losses, lse, workspace),
+        None => head.forward(tiles, Some(losses), lse, workspace),
+    }
 }
 
 impl Head<'_> {
@@ -381,6 +400,10 @@ pub(super) fn forward_backward(cuda: &Cuda, args: &ForwardBackward<'_>, tiles: &
     let head = Head { op: "linear_cross_entropy.forward_backward", cuda, hidden, weight, vocab, targets, ignore };
     let out = Outputs { dloss, dhidden, dweight, accumulate: args.accumulate_dweight };
     let workspace = args.workspace;
+    if let Some(plan) = Plan::of(cuda, tiles).filter(|_| head.trains_on_hopper(&out)) {
+        head.padding(dweight, out.accumulate)?;
+        return head.hopper_training(&plan, losses, &out, workspace);
+    }
     if !tiles.one_walk() {
         let mut cut = Cut::default();
         let lse = workspace.reinterpret(cut.take(tiles.n), DType::F32, &[tiles.n])?;

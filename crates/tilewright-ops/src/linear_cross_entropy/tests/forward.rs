@@ -27,6 +27,20 @@ fn losses_match_the_reference_for_every_shape_type_and_device() {
 }
 
 #[test]
+fn several_tiles_of_every_dimension() {
+    for device in crate::testing::production_devices() {
+        for dtype in FLOATS {
+            for shape in [[300, 72, 777, 800], [257, 136, 517, 517], [130, 520, 300, 304]] {
+                let head = Head::new(&device, dtype, shape).ignoring(|row| row % 7 == 3);
+                let what = format!("{shape:?} {dtype} on {}", device.name());
+                assert_forward(&what, &head, &Layout::forward(head.device.threads(), head.n, head.d, head.vp));
+                assert_forward(&format!("{what}, blocks of 128 rows"), &head, &head.forward_layout(128, 256));
+            }
+        }
+    }
+}
+
+#[test]
 fn every_row_count_up_to_17() {
     for device in devices() {
         for n in 1..=17 {

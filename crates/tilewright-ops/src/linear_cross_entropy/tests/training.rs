@@ -294,6 +294,86 @@ fn the_gpt2_vocabulary_at_1024_rows() {
     }
 }
 
+/// Shapes of several matrix tiles in every dimension, with edges in all.
+const LARGE: [[usize; 4]; 3] = [[300, 72, 777, 800], [257, 136, 517, 517], [130, 520, 300, 304]];
+
+/// `||got - want|| / ||want||` within what roundings of single factors and of the result add up to.
+fn assert_near(what: &str, got: &Tensor, want: &[f64], dtype: DType) {
+    let bound = match dtype {
+        DType::F32 => 1e-5,
+        DType::F16 => 1.5e-3,
+        _ => 6e-3,
+    };
+    let got = values(got);
+    let (mut error, mut norm) = (0.0, 0.0);
+    for (g, w) in got.iter().zip(want) {
+        error += (g - w) * (g - w);
+        norm += w * w;
+    }
+    let relative = (error / norm).sqrt();
+    assert!(relative < bound, "{what}: ||got - want|| / ||want|| is {relative:.2e}, allowed is {bound:.1e}");
+}
+
+/// By norms and with gradients near 1, in chunks of so many rows, overwriting and adding.
+fn assert_trained_closely(what: &str, head: &Head, chunks: &[usize]) {
+    let head = Head { dloss: 1.0, ..head.clone() };
+    let (dtype, columns) = (head.hidden.dtype(), head.vocab * head.d);
+    let (want_losses, _) = head.reference().forward();
+    let (want_dhidden, want_dweight) = head.reference().backward(1.0);
+    for &rows in chunks {
+        for start in [f32::NAN, 0.25] {
+            let what = format!("{what}, {rows} rows, {start} before");
+            let head = head.clone().adding_to(start);
+            let (losses, dhidden, dweight) = head.train(&head.training_layout(rows, 256)).unwrap();
+            let before = if start.is_nan() { 0.0 } else { f64::from(start) };
+            let want: Vec<f64> = want_dweight[..columns].iter().map(|w| w + before).collect();
+            let (atol, rtol) = tolerance(DType::F32);
+            assert_close(&format!("{what}: losses"), &losses, &want_losses, 4.0 * atol, rtol);
+            assert_near(&format!("{what}: dhidden"), &dhidden, &want_dhidden, dtype);
+            assert_near(&format!("{what}: dweight"), &dweight.slice(0, &[columns]).unwrap(), &want, dtype);
+        }
+    }
+}
+
+#[test]
+fn several_tiles_of_every_dimension_in_chunks_of_every_kind() {
+    for device in crate::testing::production_devices() {
+        for dtype in FLOATS {
+            for shape in LARGE {
+                let head = Head::new(&device, dtype, shape).ignoring(|row| row % 7 == 3);
+                let what = format!("{shape:?} {dtype} on {}", device.name());
+                assert_trained_closely(&what, &head, &[head.n, 128, 101, 64]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_target_far_below_the_largest_logit() {
+    for device in crate::testing::production_devices() {
+        for dtype in FLOATS {
+            let head = Head::new(&device, dtype, [300, 72, 777, 800]).planting(1, 5, 4.0).planting(299, 700, 3.0);
+            assert_trained_closely(&format!("{dtype} on {}", device.name()), &head, &[300, 101]);
+        }
+    }
+}
+
+#[test]
+fn the_same_bits_twice() {
+    for device in crate::testing::production_devices() {
+        for dtype in FLOATS {
+            let head = Head::new(&device, dtype, LARGE[1]);
+            for rows in [257, 128, 101] {
+                let layout = head.training_layout(rows, 256);
+                let (first, second) = (head.train(&layout).unwrap(), head.train(&layout).unwrap());
+                assert_eq!(bits(&first.0), bits(&second.0), "losses {dtype}, {rows} rows");
+                assert_eq!(bits(&first.1), bits(&second.1), "dhidden {dtype}, {rows} rows");
+                assert_eq!(bits(&first.2), bits(&second.2), "dweight {dtype}, {rows} rows");
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
 
