@@ -36,7 +36,9 @@ TW_FORCE T* at(T* tile, int row, int chunk) { return tile + row * D + ((chunk ^ 
 
 // `rows` rows of a strided matrix from row `first` on, zeros from row `limit` on.
 template <int ROWS, int THREADS> TW_FORCE void load_tile(T* tile, const T* from, i64 stride, int first, int limit) {
-#pragma unroll
+    // With heads of 128 there are no registers left to hold all addresses at once.
+    constexpr int AT_ONCE = D == 64 ? ROWS * CHUNKS / THREADS : 1;
+#pragma unroll AT_ONCE
     for (int i = 0; i < ROWS * CHUNKS / THREADS; i++) {
         int e = threadIdx.x + i * THREADS, row = e / CHUNKS, chunk = e % CHUNKS;
         bool real = first + row < limit;
