@@ -51,17 +51,6 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// What an op without kernels for GPUs answers there.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn processor_only(&self) -> Error {
-        Error::Unsupported {
-            op: self.op,
-            device: self.device.name(),
-            what: "this op".into(),
-            hint: "use --device cpu for this model".into(),
-        }
-    }
-
     /// The argument lives where the op runs.
     pub(crate) fn on_device(&self, what: &'static str, t: &Tensor) -> Result<()> {
         if !t.device().same(self.device) {

@@ -51,6 +51,11 @@ impl Device {
         ))
     }
 
+    /// Whether it has memory of its own, into which files cannot be mapped.
+    pub fn is_gpu(&self) -> bool {
+        !matches!(self, Device::Cpu(_) | Device::Null(_))
+    }
+
     /// A short name for messages and records: `cpu (avx512, 2 threads)`, `null`.
     pub fn name(&self) -> String {
         match self {

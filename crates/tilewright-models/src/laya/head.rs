@@ -41,7 +41,14 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    pub(crate) fn load(store: &mut Store<'_>, hidden: usize, layers: usize, precision: DType) -> Result<Self> {
+    /// `between`: the type of what lies between ops.
+    pub(crate) fn load(
+        store: &mut Store<'_>,
+        hidden: usize,
+        layers: usize,
+        precision: DType,
+        between: DType,
+    ) -> Result<Self> {
         let heads = heads(hidden)?;
         let type_emb = store.f32("type_emb.weight")?;
         let mut blocks = Vec::with_capacity(layers);
@@ -63,10 +70,10 @@ impl Head {
                 hides_options: false,
             });
         }
-        // A few rows go through what follows: f32 costs nothing there.
-        let mut small = |name: &str| store.linear(name, DType::F32, Layout::Plain, true);
-        let (scorer_hidden, scorer_out) = (small("scorer.1")?, small("scorer.3")?);
-        let (act_hidden, act_out) = (small("act_head.0")?, small("act_head.2")?);
+        // A few rows go through what follows: f32 costs nothing there. The scorer reads what lies between ops.
+        let mut small = |name: &str, precision| store.linear(name, precision, Layout::Plain, true);
+        let (scorer_hidden, scorer_out) = (small("scorer.1", between)?, small("scorer.3", between)?);
+        let (act_hidden, act_out) = (small("act_head.0", DType::F32)?, small("act_head.2", DType::F32)?);
         let scorer_norm = store.norm("scorer.0", EPS, true)?;
         Ok(Head { type_emb, layers: blocks, scorer_norm, scorer_hidden, scorer_out, act_hidden, act_out })
     }
@@ -79,6 +86,17 @@ impl Head {
         pack: &Pack,
         observe: &mut Observer<'_>,
     ) -> Result<Vec<RowScores>> {
+        self.states_and_logits(encoder, v, observe)?;
+        self.scores(v, pack)
+    }
+
+    /// The scores of the pack's rows, which come first in the buffers.
+    pub(crate) fn scores(&self, v: &Views, pack: &Pack) -> Result<Vec<RowScores>> {
+        self.act(v, pack, v.logits.read_f32()?)
+    }
+
+    /// All that needs no answer on the host: the logits, and the states of the first tokens.
+    pub(crate) fn states_and_logits(&self, encoder: &Encoder, v: &mut Views, observe: &mut Observer<'_>) -> Result<()> {
         let d = v.x.shape()[1];
         if let Some((last, layers)) = self.layers.split_last() {
             encoder.forward(v, observe)?;
@@ -99,30 +117,27 @@ impl Head {
             pick(&v.device, &self.type_emb, &v.selected_types, &types)?;
             normalise(v, &self.scorer_norm, &v.sx, Some(&types), &v.sy)?;
         }
-        let logits = self.score(v)?;
-        self.act(v, pack, logits)
+        pick(&v.device, &v.sx, &v.firsts, &v.firsts_x)?;
+        self.score(v)
     }
 
     /// One logit a marker, from the normalised selected tokens in `v.sy`.
-    fn score(&self, v: &Views) -> Result<Vec<f32>> {
+    fn score(&self, v: &Views) -> Result<()> {
         let (markers, d) = (v.markers.numel(), v.x.shape()[1]);
         let inputs = v.sq.slice(0, &[markers, d])?;
         pick(&v.device, &v.sy, &v.markers, &inputs)?;
         let hidden = v.swide.slice(0, &[markers, d])?;
         self.scorer_hidden.forward(&v.device, &inputs, Activation::Gelu(Gelu::Erf), None, &hidden)?;
-        self.scorer_out.forward(&v.device, &hidden, Activation::None, None, &v.logits)?;
-        v.logits.read_f32()
+        self.scorer_out.forward(&v.device, &hidden, Activation::None, None, &v.logits)
     }
 
     fn act(&self, v: &Views, pack: &Pack, logits: Vec<f32>) -> Result<Vec<RowScores>> {
         let (rows, d) = (pack.rows(), v.x.shape()[1]);
-        let firsts = v.sq.slice(0, &[rows, d])?;
-        pick(&v.device, &v.sx, &v.firsts, &firsts)?;
-        let states = firsts.read_f32()?;
+        let states = v.firsts_x.read_f32()?;
         let mut inputs = Vec::with_capacity(v.act[0].numel());
         let mut scores = Vec::with_capacity(rows);
         let mut rest = &logits[..];
-        for (row, state) in states.chunks_exact(d).enumerate() {
+        for (row, state) in states.chunks_exact(d).take(rows).enumerate() {
             let markers = (pack.selected_starts[row + 1] - pack.selected_starts[row] - 1) as usize;
             let (own, others) = rest.split_at(markers);
             rest = others;
@@ -130,6 +145,7 @@ impl Head {
             inputs.extend(features(own));
             scores.push(RowScores { logits: own.to_vec(), act_logits: Vec::new() });
         }
+        inputs.resize(v.act[0].numel(), 0.0);
         v.act[0].write_f32(&inputs)?;
         self.act_hidden.forward(&v.device, &v.act[0], Activation::Gelu(Gelu::Erf), None, &v.act[1])?;
         self.act_out.forward(&v.device, &v.act[1], Activation::None, None, &v.act[2])?;

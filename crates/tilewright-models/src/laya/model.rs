@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use tilewright_core::{DType, Error, Result};
-use tilewright_ops::{Arena, Device, Plan, Tensor};
+use tilewright_ops::{Arena, Device, Plan, Replay, Tensor};
 
 use super::checkpoint::Checkpoint;
 use super::config::{AgentConfig, OptionLayout};
@@ -13,13 +13,19 @@ use super::head::{Head, heads};
 use super::params::{self, ACT_FEATURES, ACT_HIDDEN};
 use super::row::{Row, RowScores, Scorer};
 use crate::modernbert::EncoderConfig;
-use crate::modernbert::buffers::{Buffers, Capacity, Pack, Views, Widths};
+use crate::modernbert::buffers::{Buffers, Capacity, Pack, Views, Widths, between};
 use crate::modernbert::encoder::{Encoder, Observer, Of};
 use crate::modernbert::store::{Source, Store};
 
 /// Tokens of a pack unless asked otherwise: enough rows at a time to read each weight once for many tokens, few enough that a layer's activations stay
 /// in the last cache.
 pub const PACK_TOKENS: usize = 1024;
+
+/// Tokens of a pack on a GPU, which is filled by thousands.
+pub const GPU_PACK_TOKENS: usize = 16_384;
+
+/// Shapes of packs that a GPU keeps a recorded forward pass of; when another comes, all are forgotten.
+pub const RECORDED_SHAPES: usize = 64;
 
 /// How a checkpoint is loaded.
 #[derive(Clone, Debug)]
@@ -52,6 +58,8 @@ pub struct Laya {
     encoder: Encoder,
     head: Head,
     widths: Widths,
+    /// By shape, and whether options are laid out in parallel.
+    replays: HashMap<(Capacity, bool), Replay>,
     buffers: Option<Buffers>,
     pack_tokens: usize,
 }
@@ -113,12 +121,13 @@ impl Laya {
             wide_selected: if layers > 0 { 4 * d } else { config.intermediate.max(d) },
             act: [d + ACT_FEATURES, ACT_HIDDEN, agent.act_classes],
             heads: [config.heads, heads(d)?],
+            between: between(device, precision),
         };
         let blank = blank(agent, config);
         let model = |store: &mut Store<'_>| {
             let table = store.unpacked(&format!("{ENCODER}{TABLE}"))?;
             let encoder = Encoder::load(store, config, &table, ENCODER, precision, layers == 0)?;
-            Ok((table, encoder, Head::load(store, d, layers, precision)?))
+            Ok((table, encoder, Head::load(store, d, layers, precision, widths.between)?))
         };
         let ((table, encoder, head), weights) = Store::build(device, &blank, source, model)?;
         Ok(Laya {
@@ -132,6 +141,7 @@ impl Laya {
             encoder,
             head,
             widths,
+            replays: HashMap::new(),
             buffers: None,
             pack_tokens,
         })
@@ -195,6 +205,7 @@ impl Laya {
         }
         let capacity = held.map_or(wanted, |h| h.union(&wanted)).rounded();
         // The old arena goes first, so that both are never alive.
+        self.replays.clear();
         self.buffers = None;
         self.buffers = Some(Buffers::allocate(&self.device, &self.widths, capacity)?);
         Ok(())
@@ -212,11 +223,30 @@ impl Laya {
             stages.push(Stage { name: name.to_owned(), tokens, values: state.read_f32()? });
             Ok(())
         };
-        let mut scores = self.run(&pack, &mut observe)?;
+        let mut scores = self.run_observed(&pack, &mut observe)?;
         Ok((scores.pop().expect("one row"), stages))
     }
 
-    fn run(&mut self, pack: &Pack, observe: &mut Observer<'_>) -> Result<Vec<RowScores>> {
+    /// Scores a pack; on a GPU by a recorded pass over the smallest shape that holds it.
+    fn run(&mut self, pack: &Pack) -> Result<Vec<RowScores>> {
+        if !self.device.is_gpu() {
+            return self.run_observed(pack, &mut |_, _, _| Ok(()));
+        }
+        let padded = pack.padded(pack.capacity().bucket());
+        self.room(padded.capacity())?;
+        let buffers = self.buffers.as_ref().expect("there is room");
+        let mut views = Views::of(&self.device, buffers, &self.widths, &padded)?;
+        let shape = (padded.capacity(), !padded.option_ids.is_empty());
+        if self.replays.len() >= RECORDED_SHAPES && !self.replays.contains_key(&shape) {
+            self.replays.clear();
+        }
+        let (head, encoder) = (&self.head, &self.encoder);
+        let pass = || head.states_and_logits(encoder, &mut views, &mut |_, _, _| Ok(()));
+        self.replays.entry(shape).or_default().run(&self.device, pass)?;
+        head.scores(&views, pack)
+    }
+
+    fn run_observed(&mut self, pack: &Pack, observe: &mut Observer<'_>) -> Result<Vec<RowScores>> {
         self.room(pack.capacity())?;
         let buffers = self.buffers.as_ref().expect("there is room");
         let mut views = Views::of(&self.device, buffers, &self.widths, pack)?;
@@ -322,7 +352,7 @@ impl Scorer for Laya {
             .collect();
         let mut scores = Vec::with_capacity(distinct.len());
         for pack in self.packs(&distinct) {
-            scores.extend(self.run(&pack_of(&pack), &mut |_, _, _| Ok(()))?);
+            scores.extend(self.run(&pack_of(&pack))?);
         }
         Ok(which.into_iter().map(|i| scores[i].clone()).collect())
     }

@@ -131,11 +131,11 @@ impl TensorFile {
     }
 
     /// A tensor that [`TensorFile::check`] has seen, where it lies in the file. One that is not aligned to its elements, which no current writer makes,
-    /// is copied.
+    /// is copied, and so is every tensor for a GPU.
     pub(crate) fn tensor(&self, device: &Device, name: &str) -> Result<Tensor> {
         let stored = self.tensors.get(name).and_then(|s| Some((s, s.dtype?)));
         let (stored, dtype) = stored.ok_or_else(|| self.error(format!("there is no tensor `{name}`")))?;
-        if self.file.is_aligned(stored.bytes.start, dtype) {
+        if !device.is_gpu() && self.file.is_aligned(stored.bytes.start, dtype) {
             return Tensor::mapped(device, &self.file, stored.bytes.start, dtype, &stored.shape);
         }
         let copy = Tensor::zeros(device, dtype, &stored.shape)?;

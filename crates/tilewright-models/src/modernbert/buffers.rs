@@ -4,7 +4,7 @@ use tilewright_core::{DType, Result};
 use tilewright_ops::{Arena, Device, Plan, Tensor, encoder_attention};
 
 /// How much a set of buffers holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Capacity {
     /// Tokens of all rows.
     pub(crate) tokens: usize,
@@ -21,6 +21,18 @@ impl Capacity {
             tokens: self.tokens.max(64).next_power_of_two(),
             rows: self.rows.max(8).next_power_of_two(),
             selected: self.selected.max(32).next_power_of_two(),
+        }
+    }
+
+    /// The shape that stands for it in recorded work: at most 16 numbers of tokens and 8 of selected ones an octave, powers of two of rows. Padding
+    /// takes a row of its own.
+    pub(crate) fn bucket(self) -> Self {
+        let step = |n: usize, parts: usize, least: usize| (n.next_power_of_two() / parts).max(least);
+        let tokens = self.tokens.next_multiple_of(step(self.tokens, 32, 32));
+        Capacity {
+            tokens,
+            rows: (self.rows + usize::from(tokens > self.tokens)).next_power_of_two(),
+            selected: self.selected.next_multiple_of(step(self.selected, 16, 8)),
         }
     }
 
@@ -50,6 +62,13 @@ pub(crate) struct Widths {
     pub(crate) act: [usize; 3],
     /// Heads of encoder and decision head.
     pub(crate) heads: [usize; 2],
+    /// What lies between the ops of a layer; the residual stream is f32.
+    pub(crate) between: DType,
+}
+
+/// The type of what lies between the ops of a layer: processors keep f32, GPUs the type of the weights.
+pub(crate) fn between(device: &Device, precision: DType) -> DType {
+    if device.is_gpu() { precision } else { DType::F32 }
 }
 
 /// The memory of a pack of the largest size.
@@ -69,13 +88,16 @@ pub(crate) struct Buffers {
     firsts: Tensor,
     x: Tensor,
     y: Tensor,
+    z: Tensor,
     wide: Tensor,
     mean: Tensor,
     rstd: Tensor,
     sx: Tensor,
     sy: Tensor,
+    sz: Tensor,
     sq: Tensor,
     swide: Tensor,
+    firsts_x: Tensor,
     logits: Tensor,
     act: [Tensor; 3],
     workspace: Tensor,
@@ -98,16 +120,22 @@ impl Buffers {
         let selected_types = i32("selected types", s);
         let markers = i32("markers", s);
         let firsts = i32("first tokens", r);
+        let narrow = widths.between != DType::F32;
+        let mut between = |name: &str, n: usize| plan.add(name, widths.between, &[n]);
+        let y = between("normalised", n * d);
+        let wide = between("wide", n * widths.wide);
+        let sy = between("selected normalised", s * d);
+        let sq = between("selected queries", s * d);
+        let swide = between("selected wide", s * widths.wide_selected);
         let mut f32 = |name: &str, n: usize| plan.add(name, DType::F32, &[n]);
         let x = f32("residual stream", n * d);
-        let y = f32("normalised", n * d);
-        let wide = f32("wide", n * widths.wide);
+        // A normalised stream in f32 takes the place of the stream; where `y` is narrower it needs room of its own.
+        let z = narrow.then(|| f32("final stream", n * d));
         let mean = f32("mean", n.max(s));
         let rstd = f32("rstd", n.max(s));
         let sx = f32("selected stream", s * d);
-        let sy = f32("selected normalised", s * d);
-        let sq = f32("selected queries", s * d);
-        let swide = f32("selected wide", s * widths.wide_selected);
+        let sz = narrow.then(|| f32("final selected stream", s * d));
+        let firsts_x = f32("states of first tokens", r * d);
         let logits = f32("logits", s);
         let act = [0, 1, 2].map(|i| f32(["action input", "action hidden", "action logits"][i], r * widths.act[i]));
         let bytes = widths.heads.map(|h| encoder_attention::workspace_bytes(device, r, h, d));
@@ -129,11 +157,14 @@ impl Buffers {
             firsts: t(firsts),
             x: t(x),
             y: t(y),
+            z: t(z.unwrap_or(y)),
             wide: t(wide),
             mean: t(mean),
             rstd: t(rstd),
             sx: t(sx),
             sy: t(sy),
+            sz: t(sz.unwrap_or(sy)),
+            firsts_x: t(firsts_x),
             sq: t(sq),
             swide: t(swide),
             logits: t(logits),
@@ -158,11 +189,36 @@ pub(crate) struct Pack {
     /// First token and markers of each row, counted from the start of the pack.
     pub(crate) selected: Vec<i32>,
     pub(crate) selected_starts: Vec<i32>,
+    /// Scores as many markers as there are selected tokens, so that their number follows from the shape; those behind the last are padding.
+    pub(crate) all_selected: bool,
 }
 
 impl Pack {
     pub(crate) fn rows(&self) -> usize {
         self.row_starts.len() - 1
+    }
+
+    /// The same rows first, then padding up to `to`: one row of token 0, empty rows, and selected tokens that repeat the last row's first one.
+    pub(crate) fn padded(&self, to: Capacity) -> Pack {
+        let grown = |values: &[i32], n: usize, with: i32| {
+            let mut values = values.to_vec();
+            values.resize(n, with);
+            values
+        };
+        let (tokens, selected) = (to.tokens as i32, to.selected as i32);
+        let mut selected_starts = grown(&self.selected_starts, to.rows + 1, selected);
+        selected_starts[self.rows()] = selected;
+        let last = self.selected_starts[self.rows() - 1] as usize;
+        Pack {
+            ids: grown(&self.ids, to.tokens, 0),
+            positions: grown(&self.positions, to.tokens, 0),
+            option_ids: if self.option_ids.is_empty() { Vec::new() } else { grown(&self.option_ids, to.tokens, 0) },
+            types: grown(&self.types, to.tokens, 0),
+            row_starts: grown(&self.row_starts, to.rows + 1, tokens),
+            selected: grown(&self.selected, to.selected, self.selected[last]),
+            selected_starts,
+            all_selected: true,
+        }
     }
 
     pub(crate) fn capacity(&self) -> Capacity {
@@ -190,14 +246,20 @@ pub(crate) struct Views {
     pub(crate) x: Tensor,
     /// `(N, D)`.
     pub(crate) y: Tensor,
+    /// `(N, D)` f32: `y` itself where that is f32.
+    pub(crate) z: Tensor,
     pub(crate) wide: Tensor,
     pub(crate) mean: Tensor,
     pub(crate) rstd: Tensor,
     /// `(S, D)`: the residual stream of selected tokens.
     pub(crate) sx: Tensor,
     pub(crate) sy: Tensor,
+    /// `(S, D)` f32: `sy` itself where that is f32.
+    pub(crate) sz: Tensor,
     pub(crate) sq: Tensor,
     pub(crate) swide: Tensor,
+    /// `(R, D)` f32: the final states of the first tokens.
+    pub(crate) firsts_x: Tensor,
     pub(crate) logits: Tensor,
     pub(crate) act: [Tensor; 3],
     pub(crate) workspace: Tensor,
@@ -209,8 +271,12 @@ impl Views {
         let Capacity { tokens: n, rows: r, selected: s } = pack.capacity();
         let d = widths.hidden;
         let of_selected = |all: &[i32]| pack.selected.iter().map(|&t| all[t as usize]).collect::<Vec<_>>();
-        let firsts = &pack.selected_starts[..r];
-        let markers: Vec<i32> = pack.selected_starts.windows(2).flat_map(|span| span[0] + 1..span[1]).collect();
+        // Empty rows have no first token; they show another row's, and nobody looks.
+        let firsts: Vec<i32> = pack.selected_starts[..r].iter().map(|&first| first.min(s as i32 - 1)).collect();
+        let mut markers: Vec<i32> = pack.selected_starts.windows(2).flat_map(|span| span[0] + 1..span[1]).collect();
+        if pack.all_selected {
+            markers.resize(s, 0);
+        }
         let upload = |buffer: &Tensor, values: &[i32]| {
             let t = buffer.slice(0, &[values.len()])?;
             t.write_i32(values)?;
@@ -230,20 +296,40 @@ impl Views {
             selected_positions: upload(&b.selected_positions, &of_selected(&pack.positions))?,
             selected_types: upload(&b.selected_types, &of_selected(&pack.types))?,
             markers: upload(&b.markers, &markers)?,
-            firsts: upload(&b.firsts, firsts)?,
+            firsts: upload(&b.firsts, &firsts)?,
             x: f(&b.x, n, d)?,
             y: f(&b.y, n, d)?,
+            z: f(&b.z, n, d)?,
             wide: f(&b.wide, n, widths.wide)?,
             mean: b.mean.clone(),
             rstd: b.rstd.clone(),
             sx: f(&b.sx, s, d)?,
             sy: f(&b.sy, s, d)?,
+            sz: f(&b.sz, s, d)?,
+            firsts_x: f(&b.firsts_x, r, d)?,
             sq: f(&b.sq, s, d)?,
             swide: f(&b.swide, s, widths.wide_selected)?,
             logits: f(&b.logits, markers.len(), 1)?,
             act: [f(&b.act[0], r, widths.act[0])?, f(&b.act[1], r, widths.act[1])?, f(&b.act[2], r, widths.act[2])?],
             workspace: b.workspace.clone(),
         })
+    }
+
+    /// What was normalised into `z` becomes the stream.
+    pub(crate) fn take_final(&mut self) {
+        std::mem::swap(&mut self.x, &mut self.z);
+        if self.y.dtype() == DType::F32 {
+            // They are one buffer, so the old stream is the next `y`.
+            self.y = self.z.clone();
+        }
+    }
+
+    /// The same for the selected tokens.
+    pub(crate) fn take_final_selected(&mut self) {
+        std::mem::swap(&mut self.sx, &mut self.sz);
+        if self.sy.dtype() == DType::F32 {
+            self.sy = self.sz.clone();
+        }
     }
 
     /// The wide buffer as `(N, width)`.

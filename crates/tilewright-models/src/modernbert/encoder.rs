@@ -101,8 +101,8 @@ impl Encoder {
             layer.forward(v, None)?;
             observe(&format!("encoder.layers.{i}"), Of::All, &v.x)?;
         }
-        normalise(v, &self.final_norm, &v.x, None, &v.y)?;
-        std::mem::swap(&mut v.x, &mut v.y);
+        normalise(v, &self.final_norm, &v.x, None, &v.z)?;
+        v.take_final();
         observe("encoder.final_norm", Of::All, &v.x)
     }
 
@@ -116,14 +116,14 @@ impl Encoder {
         }
         last.forward_selected(v, None)?;
         observe(&format!("encoder.layers.{}", layers.len()), Of::Selected, &v.sx)?;
-        normalise(v, &self.final_norm, &v.sx, None, &v.sy)?;
-        std::mem::swap(&mut v.sx, &mut v.sy);
+        normalise(v, &self.final_norm, &v.sx, None, &v.sz)?;
+        v.take_final_selected();
         observe("encoder.final_norm", Of::Selected, &v.sx)
     }
 
     fn embed(&self, v: &Views, observe: &mut Observer<'_>) -> Result<()> {
-        pick(&v.device, &self.table, &v.ids, &v.y)?;
-        normalise(v, &self.norm, &v.y, None, &v.x)?;
+        pick(&v.device, &self.table, &v.ids, &v.z)?;
+        normalise(v, &self.norm, &v.z, None, &v.x)?;
         observe("embeddings", Of::All, &v.x)
     }
 }

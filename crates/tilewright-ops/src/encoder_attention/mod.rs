@@ -14,6 +14,8 @@
 //! alone: not on other rows or queries, not on the row's place in the pack, not on the number of threads.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -113,15 +115,14 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     check.disjoint(&[("out", out), ("workspace", &scratch)], &inputs)?;
     match device {
         Device::Cpu(cpu) => {
-            rises(&check, "row_starts", row_starts, n)?;
-            if let Some(selected) = &selected {
-                rises(&check, "selected.starts", selected.starts, m)?;
-                tokens_in_rows(&check, row_starts, selected)?;
-            }
+            in_order(&check, row_starts, &selected, n, m)?;
             with_element!(dtype, T => cpu::forward::<T>(cpu, args, head, &scratch));
         }
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) => return Err(check.processor_only()),
+        Device::Cuda(cuda) => {
+            in_order(&check, row_starts, &selected, n, m)?;
+            cuda::forward(cuda, args, m, head)?;
+        }
         Device::Null(null) => {
             // Lengths are data; rows of equal length stand for them.
             let length = n.div_ceil(rows.max(1));
@@ -133,10 +134,19 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Rows and selected queries follow each other and lie where they must.
+fn in_order(check: &Check<'_>, row_starts: &Tensor, selected: &Option<Selected<'_>>, n: usize, m: usize) -> Result<()> {
+    rises(check, "row_starts", row_starts, n)?;
+    if let Some(selected) = selected {
+        rises(check, "selected.starts", selected.starts, m)?;
+        tokens_in_rows(check, row_starts, selected)?;
+    }
+    Ok(())
+}
+
 /// `starts` begin at 0, never fall and end at `end`.
 fn rises(check: &Check<'_>, what: &str, starts: &Tensor, end: usize) -> Result<()> {
-    // SAFETY: the dtype was checked; no op is running.
-    let starts = unsafe { starts.slice_of::<i32>() };
+    let Some(starts) = starts.ids()? else { return Ok(()) };
     let wrong = |at: usize, want: &str| Error::Argument {
         op: check.op,
         what: format!("`{what}` holds {} at {at}; {want}", starts[at]),
@@ -155,9 +165,10 @@ fn rises(check: &Check<'_>, what: &str, starts: &Tensor, end: usize) -> Result<(
 
 /// Every query's token lies in the query's row.
 fn tokens_in_rows(check: &Check<'_>, row_starts: &Tensor, selected: &Selected<'_>) -> Result<()> {
-    // SAFETY: the dtypes were checked; no op is running.
-    let (rows, starts, tokens) =
-        unsafe { (row_starts.slice_of::<i32>(), selected.starts.slice_of::<i32>(), selected.tokens.slice_of::<i32>()) };
+    let (Some(rows), Some(starts), Some(tokens)) = (row_starts.ids()?, selected.starts.ids()?, selected.tokens.ids()?)
+    else {
+        return Ok(());
+    };
     for (row, (limits, queries)) in rows.windows(2).zip(starts.windows(2)).enumerate() {
         for query in queries[0] as usize..queries[1] as usize {
             if !(limits[0]..limits[1]).contains(&tokens[query]) {

@@ -1,6 +1,8 @@
 //! Rows of a table in any order: token embeddings of a (mapped) weight, or the rows of hidden states that a head reads.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -18,7 +20,7 @@ pub struct Forward<'a> {
     pub table: &'a Tensor,
     /// `(N)` i32, read; every entry is checked to lie in `0..V` before anything is written.
     pub index: &'a Tensor,
-    /// `(N, D)` f32, `=`.
+    /// `(N, D)` f32, `=`; on a GPU any float storage.
     pub out: &'a Tensor,
 }
 
@@ -32,7 +34,11 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     let n = index.numel();
     check.float("table", table, &[rows, width])?;
     check.typed("index", index, DType::I32, &[n])?;
-    check.typed("out", out, DType::F32, &[n, width])?;
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => check.float("out", out, &[n, width])?,
+        _ => check.typed("out", out, DType::F32, &[n, width])?,
+    }
     check.disjoint(&[("out", out)], &[("table", table), ("index", index)])?;
     match device {
         Device::Cpu(cpu) => {
@@ -40,7 +46,10 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
             with_element!(table.dtype(), T => cpu::forward::<T>(cpu, args, width));
         }
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) => return Err(check.processor_only()),
+        Device::Cuda(cuda) => {
+            in_range(&check, index, rows)?;
+            cuda::forward(cuda, args, width)?;
+        }
         Device::Null(null) => {
             let read = n * width * table.dtype().size();
             null.record(check.op, 0, (read + index.bytes() + out.bytes()) as u64);
@@ -50,8 +59,7 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
 }
 
 fn in_range(check: &Check<'_>, index: &Tensor, rows: usize) -> Result<()> {
-    // SAFETY: the dtype was checked; no op is running.
-    let index = unsafe { index.slice_of::<i32>() };
+    let Some(index) = index.ids()? else { return Ok(()) };
     match index.iter().position(|&i| usize::try_from(i).map_or(true, |i| i >= rows)) {
         None => Ok(()),
         Some(at) => Err(Error::Argument {

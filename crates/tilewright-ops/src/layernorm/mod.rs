@@ -116,7 +116,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     let (n, c) = rows_of(&check, "x", x)?;
     let dtype = x.dtype();
     parameters(&check, dtype, c, weight, *bias)?;
-    rows(&check, "out", out, dtype, n, c)?;
+    let other = out_type(device, dtype, out);
+    rows(&check, "out", out, other, n, c)?;
     check.typed("mean", mean, DType::F32, &[n])?;
     check.typed("rstd", rstd, DType::F32, &[n])?;
     check.argument(eps.is_finite() && *eps > 0.0, || format!("`eps` is {eps}; it must be positive and finite"))?;
@@ -124,7 +125,7 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     let mut inputs = vec![("x", *x), ("weight", *weight)];
     inputs.extend(bias.map(|b| ("bias", b)));
     if let Some(Residual { branch, sum }) = residual {
-        rows(&check, "branch", branch, dtype, n, c)?;
+        rows(&check, "branch", branch, other, n, c)?;
         rows(&check, "sum", sum, dtype, n, c)?;
         inputs.push(("branch", branch));
         outputs.push(("sum", sum));
@@ -147,6 +148,15 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The type of `out` and of the branch: that of `x`; on a GPU 16 bits may surround a stream in f32.
+fn out_type(device: &Device, x: DType, out: &Tensor) -> DType {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) if x == DType::F32 && out.dtype().is_float() => out.dtype(),
+        _ => x,
+    }
 }
 
 /// Runs [`Recompute`].

@@ -12,13 +12,18 @@
 //! | f16 | rounded to f16 | as given | f32 |
 //! | bf16 | rounded to bf16 | rounded to bf16 | exact products, f32 sums |
 //!
+//! GPUs round `x` to the type of the weight for f16 too, and take `x` and `out` of any float type, so that what lies between two layers can be kept in
+//! 16 bits; a sum that is activated or gated is then rounded to the type of `out` before.
+//!
 //! Processors with AVX512-BF16 multiply bf16 in hardware, in pairs: a sum of two products is added to each partial sum, denormal numbers count as
 //! zero, and the bits therefore differ from those of other instruction sets by rounding, as f32 bits also do.
 //!
-//! **Batch invariance.** A row of `out` has the same bits whatever `M` is, wherever the row stands, and for any number of threads: every element is
+//! **Batch invariance.** On processors a row of `out` has the same bits whatever `M` is, wherever the row stands, and for any number of threads: every element is
 //! a sum over blocks of K which depend on K alone, each block one chain of multiply-adds.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 #[cfg(test)]
 pub(crate) mod reference;
 #[cfg(test)]
@@ -67,7 +72,7 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     let check = Check::new("linear.forward", device);
     let (n, k) = weight.shape();
     let m = x.shape().as_matrix().0;
-    matrix(&check, "x", x, m, k)?;
+    input_or_output(&check, "x", x, m, k)?;
     check.on_device("weight", weight.memory())?;
     check.argument((activation == Activation::Geglu) == (weight.layout() == Layout::Gated), || {
         "`Activation::Geglu` and a weight packed as `Layout::Gated` go together; pack the weight as `Plain` for other activations".into()
@@ -79,7 +84,7 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     if let Some(residual) = residual {
         matrix(&check, "residual", residual, m, columns)?;
     }
-    matrix(&check, "out", out, m, columns)?;
+    input_or_output(&check, "out", out, m, columns)?;
     let mut inputs = vec![("x", x), ("weight", weight.memory())];
     inputs.extend(bias.map(|t| ("bias", t)));
     inputs.extend(residual.filter(|t| !t.same_memory(out)).map(|t| ("residual", t)));
@@ -87,7 +92,7 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     match device {
         Device::Cpu(cpu) => cpu::forward(cpu, args, m),
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) => return Err(check.processor_only()),
+        Device::Cuda(cuda) => cuda::forward(cuda, args, m)?,
         Device::Null(null) => {
             let moved: usize = inputs.iter().map(|(_, t)| t.bytes()).sum();
             let again = residual.map_or(0, |t| if t.same_memory(out) { t.bytes() } else { 0 });
@@ -95,6 +100,15 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// `x` or `out`: f32, or on a GPU any float type.
+fn input_or_output(check: &Check<'_>, what: &'static str, t: &Tensor, rows: usize, cols: usize) -> Result<()> {
+    match check.device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => check.matrix(what, t, rows, cols),
+        _ => matrix(check, what, t, rows, cols),
+    }
 }
 
 /// An f32 matrix of the call.

@@ -24,7 +24,8 @@ pub struct Weight {
 }
 
 /// The shape of a packed weight. Panels of `width` columns of the product follow each other, each over all of K: f32 as `[k][column]`, 16-bit types
-/// in pairs of K as `[k / 2][column][2]`, an odd K padded with zeros. Columns past the end are zeros too.
+/// in pairs of K as `[k / 2][column][2]`, an odd K padded with zeros. Columns past the end are zeros too. On a GPU a weight is one panel
+/// of all N and lies as its rows, `[n][k]`, whatever the layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Panels {
     pub(super) n: usize,
@@ -87,14 +88,13 @@ fn panels(device: &Device, n: usize, k: usize, precision: DType, layout: Layout)
     check.argument(layout == Layout::Plain || n.is_multiple_of(2), || {
         format!("a gated weight has as many gates as activated rows, so an even number of rows, not {n}")
     })?;
-    let isa = match device {
-        Device::Cpu(cpu) => cpu.isa(),
+    let panels = match device {
+        Device::Cpu(cpu) => Panels::new(cpu.isa(), n, k, precision, layout),
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) => return Err(check.processor_only()),
+        Device::Cuda(_) => Panels { n, k, precision, layout, width: n, count: 1 },
         // A plan is made for the processor that it is made on.
-        Device::Null(_) => Isa::from_env(),
+        Device::Null(_) => Panels::new(Isa::from_env(), n, k, precision, layout),
     };
-    let panels = Panels::new(isa, n, k, precision, layout);
     let bytes = panels.checked_panel_bytes().and_then(|b| b.checked_mul(panels.count));
     check.argument(bytes.is_some(), || format!("a weight of {n} x {k} exceeds the address space"))?;
     Ok(panels)
@@ -143,7 +143,7 @@ impl Weight {
         match device {
             Device::Cpu(cpu) => cpu::pack(cpu, source, &panels, &memory),
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) => return Err(check.processor_only()),
+            Device::Cuda(cuda) => super::cuda::pack(cuda, OP, source, precision, &memory)?,
             Device::Null(null) => null.record(OP, 0, (source.bytes() + bytes) as u64),
         }
         Ok(Weight { memory, panels })

@@ -4,6 +4,8 @@
 //! `x[t]' = x[t] cos - x[t + m] sin`, `x[t + m]' = x[t + m] cos + x[t] sin`. Sines and cosines are tabulated once a theta.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -16,7 +18,7 @@ use crate::{Device, Tensor};
 
 /// Rotates heads of `x` in place.
 pub struct Forward<'a> {
-    /// `(N, W)` f32, read and written: the first `heads * hs` columns turn, the others stay. Of packed queries, keys and values `(N, 3D)`
+    /// `(N, W)` f32, on a GPU any float storage, read and written: the first `heads * hs` columns turn, the others stay. Of packed queries, keys and values `(N, 3D)`
     /// these are `2H` heads.
     pub x: &'a Tensor,
     /// Heads to turn, from column 0 on.
@@ -78,7 +80,11 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     let Forward { x, heads, positions, table } = *args;
     let (n, width) = x.shape().as_matrix();
     let (longest, head) = table.shape().as_matrix();
-    check.typed("x", x, DType::F32, &x.shape())?;
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => {}
+        _ => check.typed("x", x, DType::F32, &x.shape())?,
+    }
     check.matrix("x", x, n, width)?;
     check.typed("table", table, DType::F32, &[longest, head])?;
     check.typed("positions", positions, DType::I32, &[n])?;
@@ -93,7 +99,10 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
             cpu::forward(cpu, args, width, head);
         }
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) => return Err(check.processor_only()),
+        Device::Cuda(cuda) => {
+            in_range(&check, positions, longest)?;
+            cuda::forward(cuda, args, width, head)?;
+        }
         Device::Null(null) => {
             let turned = n * heads * head;
             let bytes = 2 * turned * size_of::<f32>() + positions.bytes() + n * head * size_of::<f32>();
@@ -104,8 +113,7 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
 }
 
 fn in_range(check: &Check<'_>, positions: &Tensor, longest: usize) -> Result<()> {
-    // SAFETY: the dtype was checked; no op is running.
-    let positions = unsafe { positions.slice_of::<i32>() };
+    let Some(positions) = positions.ids()? else { return Ok(()) };
     match positions.iter().position(|&p| usize::try_from(p).map_or(true, |p| p >= longest)) {
         None => Ok(()),
         Some(row) => Err(Error::Argument {

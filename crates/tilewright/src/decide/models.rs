@@ -6,7 +6,9 @@ use anyhow::{Context, Result, bail, ensure};
 use tilewright_core::DType;
 use tilewright_decide::route::{Router, Source, canonical_name};
 use tilewright_decide::{Agent, CalibrationFile, Limits, Tokenizer};
-use tilewright_models::laya::{Checkpoint, Laya, LoadOptions};
+use tilewright_models::laya::{Checkpoint, GPU_PACK_TOKENS, Laya, LoadOptions, PACK_TOKENS};
+
+use crate::device::DeviceName;
 
 /// A checkpoint that answers.
 pub type LayaAgent = Agent<Laya>;
@@ -28,6 +30,9 @@ pub struct ModelArgs {
     /// How weights are kept in memory: f32 is the reference, the others need half the memory
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = ["f32", "bf16", "f16"])]
     pub precision: String,
+    /// Where the model runs: cpu, or an NVIDIA GPU as cuda or cuda:1
+    #[arg(long, value_name = "DEVICE", default_value_t)]
+    pub device: DeviceName,
     /// Calibration file that replaces the checkpoint's temperatures; `decide calibrate` writes one
     #[arg(long, value_name = "FILE")]
     pub calibration: Option<PathBuf>,
@@ -178,9 +183,12 @@ impl ModelArgs {
             "f16" => DType::F16,
             _ => DType::F32,
         };
+        let name = self.device;
         Ok(move |given: &Given| {
             let Given { dir, sha256, .. } = given;
-            let options = LoadOptions { precision, ..LoadOptions::default() };
+            let device = name.open()?;
+            let pack_tokens = if device.is_gpu() { GPU_PACK_TOKENS } else { PACK_TOKENS };
+            let options = LoadOptions { precision, device, pack_tokens, sha256: None };
             let checkpoint = Checkpoint::open(dir, options.sha256.as_ref())?;
             let tokenizer = Tokenizer::open(&dir.join("tokenizer"))?;
             let sha256 = match (sha256, hash) {

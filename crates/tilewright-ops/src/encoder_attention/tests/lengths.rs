@@ -25,6 +25,17 @@ fn a_thousand_tokens_with_and_without_a_window() {
 }
 
 #[test]
+fn heads_of_64_in_every_storage_type_at_lengths_around_tiles_of_64_and_128() {
+    // What the matrix units of GPUs take.
+    let mut packs = Vec::new();
+    for window in [None, Some(64), Some(5)] {
+        packs.push(Pack { window, ..pack(2, 64, &[1, 63, 64, 65, 127, 128, 129, 200]) });
+        packs.push(Pack { window, ..pack(1, 64, &[1100]) });
+    }
+    FLOATS.into_iter().for_each(|dtype| check_on_all(dtype, &packs));
+}
+
+#[test]
 fn head_sizes_off_every_register_width() {
     let packs: Vec<Pack> = [1, 2, 3, 4, 6, 8, 10, 13, 14, 18, 24, 30, 34, 48, 66, 80, 96, 128, 130, 254, 256]
         .into_iter()

@@ -16,6 +16,15 @@ pub(crate) static SOURCE: Source = Source {
     exact: false,
 };
 
+/// A stream in f32 between branches in 16 bits.
+pub(crate) static MIXED: Source = Source {
+    name: "layernorm/mixed.cu",
+    text: include_str!("mixed.cu"),
+    parameters: &["TW_DTYPE", "TW_FLOATS"],
+    variants: &[&[1, 24], &[2, 24], &[1, 32], &[2, 32], &[1, 64], &[2, 64]],
+    exact: false,
+};
+
 /// Warps, and so rows at a time, of a block.
 const WARPS: usize = 8;
 
@@ -46,7 +55,14 @@ pub(super) fn forward(cuda: &Cuda, n: usize, c: usize, args: &Forward<'_>) -> Re
     let (branch, sum) = (residual.as_ref().map(|r| r.branch), residual.as_ref().map(|r| r.sum));
     let mut tensors = vec![*x, *weight, *out];
     tensors.extend([branch, sum, *bias].into_iter().flatten());
-    let (kernel, _) = kernel("forward", x.dtype(), c, &tensors);
+    let mixed = x.dtype() != out.dtype();
+    let whole = c.is_multiple_of(4) && c <= 2048 && aligned(&tensors);
+    let floats = if c <= 768 { 24 } else { 32 << u32::from(c > 1024) };
+    let kernel = match (mixed, whole) {
+        (true, true) => MIXED.kernel("forward", &[code(out.dtype()), floats]),
+        (true, false) => MIXED.kernel("forward_any", &[code(out.dtype()), 32]),
+        (false, _) => kernel("forward", x.dtype(), c, &tensors).0,
+    };
     let args = [
         Arg::Tensor(x),
         Arg::Maybe(branch),
