@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Correctness, then speed, of the CUDA device from carried binaries: nothing is built here. Run in the repository's root on a machine with an NVIDIA GPU.
 #
-#   lab/device/cuda.sh FOLDER OUT [step...]     steps: tests golden train probe steps sanitize; all but sanitize by default
+#   lab/device/cuda.sh FOLDER OUT [step...]     steps: tests golden train probe steps laya decide sanitize; all but sanitize by default
 #
 # FOLDER holds stripped `ops-tests` (cargo test --no-run -p tilewright-ops --features cuda), `cuda-probe` (cargo build -p lab --features cuda),
-# `golden` and `train-tests` (cargo test --no-run -p tilewright-train --test golden --test cuda --features tilewright-ops/cuda), `tilewright` and, to try kernels without a build, `sources/<op>/*.cu`.
+# `laya-tests` (cargo test --no-run -p tilewright-models --test laya --features tilewright-ops/cuda),
+# `laya-speed` (cargo build -p lab --bin laya-speed --features cuda), `golden` and `train-tests` (cargo test --no-run -p tilewright-train --test golden --test cuda --features tilewright-ops/cuda), `tilewright` and, to try kernels without a build, `sources/<op>/*.cu`.
 # A short table comes last; logs and JSON go to OUT.
 set -uo pipefail
 folder=$1 out=$2
 shift 2
-steps=${*:-tests golden train probe steps}
+steps=${*:-tests golden train probe steps laya decide}
 
 libs=$(python3 - <<'P'
 import glob, os, sys
@@ -28,8 +29,7 @@ for step in $steps; do
     start=$SECONDS
     case $step in
     tests)
-        TILEWRIGHT_TEST_CUDA=only timeout 240 "$folder/ops-tests" --test-threads 8 --skip cpu:: --skip encoder_attention:: --skip gather:: --skip linear:: --skip rope:: \
-            --skip mapped >"$out/tests.log" 2>&1
+        TILEWRIGHT_TEST_CUDA=only timeout 240 "$folder/ops-tests" --test-threads 8 --skip cpu:: --skip mapped >"$out/tests.log" 2>&1
         status=$?
         echo "== tests: exit $status after $((SECONDS - start)) s: $(grep -E '^test result' "$out/tests.log" | cut -c1-100)"
         grep -E ' \.\.\. FAILED$' "$out/tests.log" | sort | head -n 60
@@ -46,6 +46,19 @@ for step in $steps; do
         echo "== train: exit $? after $((SECONDS - start)) s: $(grep -E '^test result' "$out/train.log" | cut -c1-100)"
         grep -E 'FAILED|deviation of bf16|step 5:' "$out/train.log" | sort -u | head -n 20
         grep -A 3 -E "^thread '.*panicked at" "$out/train.log" | grep -vE '^(--|note:|thread)' | cut -c1-300 | head -n 20
+        ;;
+    laya)
+        # The checkpoints of the tests lie where they lay when `laya-tests` was built.
+        TILEWRIGHT_TEST_CUDA=1 timeout 100 "$folder/laya-tests" --nocapture --test-threads 4 cuda >"$out/laya.log" 2>&1
+        echo "== laya: exit $? after $((SECONDS - start)) s: $(grep -E '^test result' "$out/laya.log" | cut -c1-100)"
+        grep -vE '^(running|test |$)' "$out/laya.log" | cut -c1-300 | tail -n 30
+        ;;
+    decide)
+        for shape in large mmbert; do
+            timeout 90 "$folder/laya-speed" --device cuda --shape $shape --folder "/tmp/$shape" --precision f16 --rows 1x64,50x128,1x8192 \
+                --pack 16384 --reps 30 2>&1 | tee "$out/laya-$shape.log"
+        done
+        echo "== decide: after $((SECONDS - start)) s"
         ;;
     steps)
         timeout 200 python3 "$(dirname "$0")/steps.py" "$folder/tilewright" "$out/steps.json" ${TILEWRIGHT_STEPS:-} 2>&1 | tee "$out/steps.log" | cut -c1-250

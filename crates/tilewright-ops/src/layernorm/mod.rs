@@ -116,7 +116,7 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     let (n, c) = rows_of(&check, "x", x)?;
     let dtype = x.dtype();
     parameters(&check, dtype, c, weight, *bias)?;
-    let other = out_type(device, dtype, out);
+    let other = out_type(device, dtype, out.dtype());
     rows(&check, "out", out, other, n, c)?;
     check.typed("mean", mean, DType::F32, &[n])?;
     check.typed("rstd", rstd, DType::F32, &[n])?;
@@ -151,12 +151,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
 }
 
 /// The type of `out` and of the branch: that of `x`; on a GPU 16 bits may surround a stream in f32.
-fn out_type(device: &Device, x: DType, out: &Tensor) -> DType {
-    match device {
-        #[cfg(feature = "cuda")]
-        Device::Cuda(_) if x == DType::F32 && out.dtype().is_float() => out.dtype(),
-        _ => x,
-    }
+fn out_type(device: &Device, x: DType, out: DType) -> DType {
+    if device.is_gpu() && x == DType::F32 && out.is_float() { out } else { x }
 }
 
 /// Runs [`Recompute`].
