@@ -72,7 +72,7 @@ pub fn write(dir: &Path, shape: DemoShape, seed: u32) -> Result<()> {
     write_checkpoint(dir, &shape.encoder(), &shape.agent(), DType::F16, seed)
 }
 
-/// [`write`] for any sizes and any float storage.
+/// [`write()`] for any sizes and any float storage.
 pub fn write_checkpoint(
     dir: &Path,
     encoder: &EncoderConfig,
