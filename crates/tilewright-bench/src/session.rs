@@ -50,6 +50,8 @@ pub struct Progress<'a> {
     pub total: usize,
     /// Since this start.
     pub elapsed: Duration,
+    /// What the pairs left of this case take at its own pace; calls of different cases differ too much for a figure of the whole plan.
+    pub case_left: Option<Duration>,
 }
 
 /// Runs a plan; the record is on disk when this returns, and at least every ten seconds before.
@@ -91,7 +93,7 @@ pub fn run(
     };
     let begin = Instant::now();
     let total = plan.cases.len() * plan.pairs * record.arms.len();
-    let mut session = Session { plan: &plan, record, file, begin, saved: begin, stop, watch, done: 0, total };
+    let mut session = Session { plan: &plan, record, file, begin, saved: begin, stop, watch, done: 0, total, pace: None, case_end: 0 };
     session.record.segments.push(Segment { started: machine::now(), load: sys::load() });
     let unquiet = machine::unquiet(plan.limits.load);
     if plan.kind == Kind::Confirm && !unquiet.is_empty() {
@@ -238,6 +240,10 @@ struct Session<'a> {
     watch: &'a mut dyn FnMut(&Progress),
     done: usize,
     total: usize,
+    /// Since when and from which call on pairs of this case are measured.
+    pace: Option<(Instant, usize)>,
+    /// The call that ends this case.
+    case_end: usize,
 }
 
 /// An arm in a case.
@@ -273,7 +279,11 @@ impl Session<'_> {
     }
 
     fn tell(&mut self, case: &str, what: &str) {
-        let progress = Progress { case, what, done: self.done, total: self.total, elapsed: self.begin.elapsed() };
+        let case_left = self.pace.filter(|(_, from)| what == "pair" && self.done > *from).map(|(since, from)| {
+            since.elapsed().mul_f64(self.case_end.saturating_sub(self.done) as f64 / (self.done - from) as f64)
+        });
+        let progress =
+            Progress { case, what, done: self.done, total: self.total, elapsed: self.begin.elapsed(), case_left };
         (self.watch)(&progress);
     }
 
@@ -293,6 +303,7 @@ impl Session<'_> {
             }
         }
         self.done += complete * arms;
+        self.case_end = self.done + self.plan.pairs.saturating_sub(complete) * arms;
 
         let folder = tempfile::tempdir().map_err(Error::io("create", &std::env::temp_dir()))?;
         let files = inputs::write_ring(case, self.plan.seed, folder.path())?;
@@ -317,6 +328,7 @@ impl Session<'_> {
         if flow == Flow::Go {
             flow = self.warm_up(&mut stage)?;
         }
+        self.pace = Some((Instant::now(), self.done));
         for (pair, round) in order.iter().enumerate().skip(complete) {
             if flow == Flow::Stop || !self.worth_going_on(&stage) {
                 break;
@@ -324,6 +336,7 @@ impl Session<'_> {
             self.wait_until_cool(first_temperature);
             flow = self.round(&mut stage, Phase::Pair, pair, round)?;
         }
+        self.pace = None;
         let own: f64 = self.record.samples.iter().filter(|s| s.case == case.name).filter_map(|s| s.cpu_ns).sum::<u64>()
             as f64
             / 1e9;

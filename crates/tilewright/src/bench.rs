@@ -185,12 +185,10 @@ impl Line {
             return;
         }
         self.last = Some(Instant::now());
-        let left = if p.done > 0 && p.what == "pair" {
-            let rest = p.elapsed.as_secs_f64() / p.done as f64 * (p.total.saturating_sub(p.done)) as f64;
-            format!(", about {} left", clock(rest))
-        } else {
-            String::new()
-        };
+        let left = p
+            .case_left
+            .map(|rest| format!(", about {} left of this case", clock(rest.as_secs_f64())))
+            .unwrap_or_default();
         let text =
             format!("{} {}  {}/{} calls, {}{left}", p.case, p.what, p.done, p.total, clock(p.elapsed.as_secs_f64()));
         if self.terminal {
