@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::prediction::Prediction;
 
 /// Is told of every call of an agent. It sees everything and changes nothing.
-pub trait Observer: std::fmt::Debug + Send {
+pub trait Observer: std::fmt::Debug + Send + Sync {
     /// A call begins.
     fn predict_start(&mut self, states: &[Value], questions: &Value) {
         let _ = (states, questions);

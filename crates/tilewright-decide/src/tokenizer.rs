@@ -1,14 +1,16 @@
 //! The tokenizer of a checkpoint: text to ids and back, and its four special tokens.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::Value;
 
 use crate::error::{Error, Result};
 
-/// A loaded tokenizer. Padding and truncation are off; rows are cut as ids.
+/// A loaded tokenizer. Padding and truncation are off; rows are cut as ids. Clones share the vocabulary.
+#[derive(Clone)]
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Arc<tokenizers::Tokenizer>,
     mask_text: String,
     cls: u32,
     sep: u32,
@@ -54,7 +56,7 @@ impl Tokenizer {
         let (_, sep) = special("sep_token")?;
         let (_, pad) = special("pad_token")?;
         let (mask_text, mask) = special("mask_token")?;
-        Ok(Tokenizer { inner, mask_text, cls, sep, pad, mask })
+        Ok(Tokenizer { inner: Arc::new(inner), mask_text, cls, sep, pad, mask })
     }
 
     /// The ids of a text with the mask token's text replaced by a space, so that no marker can come from outside. No special tokens are added; others

@@ -15,6 +15,7 @@ mod eval;
 mod inspect;
 mod plan;
 mod sample;
+mod serve;
 mod train;
 mod units;
 
@@ -44,6 +45,8 @@ enum Command {
     Eval(eval::Args),
     /// Answer typed questions about a text with a Laya checkpoint
     Decide(Box<decide::Args>),
+    /// Answer them over HTTP, for any client of Jev or Laya
+    Serve(Box<serve::Args>),
     /// Look at a Laya checkpoint: sizes, settings, special tokens, and why it would not load
     Inspect(inspect::Args),
     /// Tokenize text into shards that `train` reads
@@ -97,6 +100,7 @@ fn main() -> ExitCode {
         Command::Sample(args) => sample::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Decide(args) => decide::run(*args),
+        Command::Serve(args) => serve::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Data(args) => data::run(args),
         Command::Plan(args) => plan::run(args),

@@ -76,6 +76,58 @@ pub(crate) struct Asked {
     pub(crate) prompt: PromptRow,
 }
 
+impl<S> Agent<S> {
+    /// An agent of the same checkpoint around another scorer. The tokenizer is shared. For servers, where many threads prepare rows and one
+    /// scores them. The observer stays with the original.
+    pub fn share<T>(&self, scorer: T) -> Agent<T> {
+        Agent {
+            scorer,
+            tokenizer: self.tokenizer.clone(),
+            config: self.config.clone(),
+            calibration: self.calibration.clone(),
+            limits: self.limits,
+            provenance: self.provenance.clone(),
+            heads: HeadCache::default(),
+            observer: None,
+        }
+    }
+
+    /// Takes the scorer out; what is left can be shared.
+    pub fn detach(self) -> (Agent<()>, S) {
+        (self.share(()), self.scorer)
+    }
+
+    /// Where its answers come from.
+    pub fn provenance(&self) -> &Provenance {
+        &self.provenance
+    }
+
+    /// Its calibration; the warnings are there.
+    pub fn calibration(&self) -> &Calibration {
+        &self.calibration
+    }
+
+    /// The checkpoint's configuration.
+    pub fn config(&self) -> &AgentConfig {
+        &self.config
+    }
+
+    /// The checkpoint's tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// What it refuses to try.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// The model.
+    pub fn scorer_mut(&mut self) -> &mut S {
+        &mut self.scorer
+    }
+}
+
 impl<S: Scorer> Agent<S> {
     /// Puts an agent together. The calibration is the checkpoint's own.
     pub fn new(scorer: S, tokenizer: Tokenizer, config: AgentConfig) -> Self {
@@ -132,31 +184,6 @@ impl<S: Scorer> Agent<S> {
     /// What a calibration of this agent should record.
     pub fn identity(&self) -> Identity {
         Identity::new(&self.config, self.provenance.model.clone(), self.provenance.model_sha256.clone())
-    }
-
-    /// Where its answers come from.
-    pub fn provenance(&self) -> &Provenance {
-        &self.provenance
-    }
-
-    /// Its calibration; the warnings are there.
-    pub fn calibration(&self) -> &Calibration {
-        &self.calibration
-    }
-
-    /// The checkpoint's configuration.
-    pub fn config(&self) -> &AgentConfig {
-        &self.config
-    }
-
-    /// The checkpoint's tokenizer.
-    pub fn tokenizer(&self) -> &Tokenizer {
-        &self.tokenizer
-    }
-
-    /// The model.
-    pub fn scorer_mut(&mut self) -> &mut S {
-        &mut self.scorer
     }
 
     /// The answers to `questions` about one state.

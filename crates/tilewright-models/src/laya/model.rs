@@ -38,11 +38,20 @@ pub struct LoadOptions {
     pub sha256: Option<Digests>,
     /// Tokens of the rows that run together. Results do not depend on it. A longer row runs alone.
     pub pack_tokens: usize,
+    /// Whether to copy the embedding table instead of reading it where it lies in its file. A process that outlives its files wants that: a file that is
+    /// cut short under a mapping ends the process.
+    pub copy_table: bool,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        LoadOptions { precision: DType::F32, device: Device::cpu(), sha256: None, pack_tokens: PACK_TOKENS }
+        LoadOptions {
+            precision: DType::F32,
+            device: Device::cpu(),
+            sha256: None,
+            pack_tokens: PACK_TOKENS,
+            copy_table: false,
+        }
     }
 }
 
@@ -105,12 +114,13 @@ impl Laya {
         threads: usize,
         pack_tokens: usize,
     ) -> Result<Self> {
-        let options = LoadOptions { precision, device: Device::null(threads), sha256: None, pack_tokens };
+        let options =
+            LoadOptions { precision, device: Device::null(threads), sha256: None, pack_tokens, copy_table: false };
         Self::build(agent, encoder, &options, &blank(agent, encoder))
     }
 
     fn build(agent: &AgentConfig, config: &EncoderConfig, options: &LoadOptions, source: &Source<'_>) -> Result<Self> {
-        let &LoadOptions { precision, ref device, pack_tokens, .. } = options;
+        let &LoadOptions { precision, ref device, pack_tokens, copy_table, .. } = options;
         if !precision.is_float() {
             return Err(Error::config(format!("weights cannot be kept as {precision}"), "use f32, bf16 or f16"));
         }
@@ -125,7 +135,10 @@ impl Laya {
         };
         let blank = blank(agent, config);
         let model = |store: &mut Store<'_>| {
-            let table = store.unpacked(&format!("{ENCODER}{TABLE}"))?;
+            let mut table = store.unpacked(&format!("{ENCODER}{TABLE}"))?;
+            if copy_table && store.fills() && table.is_read_only() {
+                table = copied(device, &table)?;
+            }
             let encoder = Encoder::load(store, config, &table, ENCODER, precision, layers == 0)?;
             Ok((table, encoder, Head::load(store, d, layers, precision, widths.between)?))
         };
@@ -388,6 +401,18 @@ impl Scorer for Laya {
         }
         Ok(means)
     }
+}
+
+/// A tensor with the same bytes in memory of its own.
+fn copied(device: &Device, tensor: &Tensor) -> Result<Tensor> {
+    let copy = Tensor::zeros(device, tensor.dtype(), &tensor.shape())?;
+    let mut chunk = vec![0; 1 << 20];
+    for start in (0..tensor.bytes()).step_by(chunk.len()) {
+        let part = &mut chunk[..(tensor.bytes() - start).min(1 << 20)];
+        tensor.read_bytes(start, part)?;
+        copy.write_bytes(start, part)?;
+    }
+    Ok(copy)
 }
 
 const ENCODER: &str = "encoder.";

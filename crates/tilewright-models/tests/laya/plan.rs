@@ -14,7 +14,8 @@ fn a_plan_equals_what_a_model_holds_to_the_byte() {
         for precision in [DType::F32, DType::BF16, DType::F16] {
             let device = Device::cpu();
             let c = Checkpoint::open(&fixtures().join(checkpoint), None).unwrap();
-            let options = LoadOptions { precision, device: device.clone(), pack_tokens: 1 << 20, sha256: None };
+            let options =
+                LoadOptions { precision, device: device.clone(), pack_tokens: 1 << 20, ..LoadOptions::default() };
             let mut model = Laya::load(&c, &options).unwrap();
             assert_eq!(model.weight_bytes(), device.live_bytes(), "before the first row there are weights alone");
             let rows: Vec<_> = recorded().into_iter().filter(|r| r.checkpoint == checkpoint).map(|r| r.row).collect();

@@ -9,11 +9,11 @@ mod explain;
 mod hub;
 mod input;
 mod labelled;
-mod models;
 mod predict;
 mod table;
 
 pub mod bench;
+pub mod models;
 
 use anyhow::Result;
 

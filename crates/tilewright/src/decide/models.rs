@@ -1,12 +1,14 @@
 //! Checkpoints: which are given, how they are loaded, which of them answers.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use tilewright_core::DType;
 use tilewright_decide::route::{Router, Source, canonical_name};
 use tilewright_decide::{Agent, CalibrationFile, Limits, Tokenizer};
 use tilewright_models::laya::{Checkpoint, GPU_PACK_TOKENS, Laya, LoadOptions, PACK_TOKENS};
+use tilewright_serve::{Loaded, Loader, ModelSource};
 
 use crate::device::DeviceName;
 
@@ -134,7 +136,7 @@ impl ModelArgs {
             "--calibration belongs to one checkpoint, and {} are given",
             given.len()
         );
-        let mut loader = self.loader(hash)?;
+        let loader = self.loader(hash, false)?;
         let known = given.clone();
         let mut router = Router::new(move |name: &str, source: &Source| {
             match known.iter().find(|g| source.subfolder.is_none() && g.dir == Path::new(&source.location)) {
@@ -164,16 +166,43 @@ impl ModelArgs {
     /// Loads the one checkpoint of a command that takes one.
     pub fn open_one(&self, hash: bool) -> Result<LayaAgent> {
         match &self.given()?[..] {
-            [one] => Ok(self.loader(hash)?(one)?),
+            [one] => Ok(self.loader(hash, false)?(one)?),
             [] => bail!("no checkpoint; give --model DIR, or make one for trying with `tilewright decide demo`"),
             several => bail!("this takes one checkpoint, and {} are given", several.len()),
         }
     }
 
+    /// What was given, for a server, which outlives the files: nothing is loaded, and nothing of what is loaded stays in them.
+    pub fn sources(&self, hash: bool) -> Result<Vec<ModelSource>> {
+        let given = self.given()?;
+        ensure!(
+            !given.is_empty(),
+            "no checkpoint; give --model DIR, or make one for trying with `tilewright decide demo`"
+        );
+        ensure!(
+            self.calibration.is_none() || given.len() == 1,
+            "--calibration belongs to one checkpoint, and {} are given",
+            given.len()
+        );
+        let load = self.loader(hash, true)?;
+        let source = |given: Given| {
+            let (name, dir, load) = (given.name.clone(), Some(given.dir.clone()), load.clone());
+            let loader: Loader = Arc::new(move || load(&given).map(Loaded::from));
+            ModelSource { name, dir, loader }
+        };
+        Ok(given.into_iter().map(source).collect())
+    }
+
+    /// Tokens of a pack on the device.
+    pub fn pack_tokens(&self) -> usize {
+        if self.device == DeviceName::Cpu { PACK_TOKENS } else { GPU_PACK_TOKENS }
+    }
+
     fn loader(
         &self,
         hash: bool,
-    ) -> Result<impl FnMut(&Given) -> tilewright_decide::Result<LayaAgent> + Send + 'static> {
+        serving: bool,
+    ) -> Result<impl Fn(&Given) -> tilewright_decide::Result<LayaAgent> + Clone + Send + Sync + 'static> {
         let calibration = match &self.calibration {
             Some(path) => Some(CalibrationFile::load(path).with_context(|| format!("calibration {}", path.display()))?),
             None => None,
@@ -188,7 +217,7 @@ impl ModelArgs {
             let Given { dir, sha256, .. } = given;
             let device = name.open()?;
             let pack_tokens = if device.is_gpu() { GPU_PACK_TOKENS } else { PACK_TOKENS };
-            let options = LoadOptions { precision, device, pack_tokens, sha256: None };
+            let options = LoadOptions { precision, device, pack_tokens, sha256: None, copy_table: serving };
             let checkpoint = Checkpoint::open(dir, options.sha256.as_ref())?;
             let tokenizer = Tokenizer::open(&dir.join("tokenizer"))?;
             let sha256 = match (sha256, hash) {
@@ -203,7 +232,8 @@ impl ModelArgs {
             if let Some(file) = &calibration {
                 agent = agent.with_calibration(file);
             }
-            for warning in agent.calibration().warnings() {
+            // A server logs them.
+            for warning in agent.calibration().warnings().iter().filter(|_| !serving) {
                 eprintln!("note: {}: {warning}", dir.display());
             }
             Ok(agent)
