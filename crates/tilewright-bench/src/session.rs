@@ -93,7 +93,19 @@ pub fn run(
     };
     let begin = Instant::now();
     let total = plan.cases.len() * plan.pairs * record.arms.len();
-    let mut session = Session { plan: &plan, record, file, begin, saved: begin, stop, watch, done: 0, total, pace: None, case_end: 0 };
+    let mut session = Session {
+        plan: &plan,
+        record,
+        file,
+        begin,
+        saved: begin,
+        stop,
+        watch,
+        done: 0,
+        total,
+        pace: None,
+        case_end: 0,
+    };
     session.record.segments.push(Segment { started: machine::now(), load: sys::load() });
     let unquiet = machine::unquiet(plan.limits.load);
     if plan.kind == Kind::Confirm && !unquiet.is_empty() {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tilewright_decide::PredictOptions;
 use tilewright_serve::fault::Fault;
 use tilewright_serve::service::{Call, Reply, Service, Task};
-use tilewright_serve::{Config, Keeping, Limits, Timing};
+use tilewright_serve::{Config, Keeping, Limits};
 
 fn call(state: &str) -> Call {
     Call { states: vec![state.into()], questions: questions(), ..Call::default() }
@@ -75,7 +75,7 @@ fn answers_are_those_of_decide_whatever_else_is_in_the_pack() {
     let asked = |i: usize| {
         let mut asked = questions();
         let keys: Vec<String> = asked.as_object().unwrap().keys().cloned().collect();
-        if i % 4 > 0 {
+        if !i.is_multiple_of(4) {
             asked.as_object_mut().unwrap().shift_remove(&keys[i % 3]);
         }
         asked
@@ -476,9 +476,7 @@ fn an_unloaded_model_gives_its_thread_back() {
         let _ = &alive;
         Ok(())
     });
-    let mut config = Config::default();
-    config.timing = Timing { unload: Duration::from_millis(1), ..Timing::default() };
-    let service = service(&config, vec![source], &Keeping::default());
+    let service = service(&Config::default(), vec![source], &Keeping::default());
     runtime().block_on(async { service.call(call("x")).await.unwrap() });
     let loaded = weak.strong_count();
     service.models.unload_idle(Duration::ZERO);
