@@ -10,6 +10,7 @@ pub mod arm;
 pub mod claims;
 pub mod compare;
 pub mod inputs;
+pub mod load;
 pub mod machine;
 pub mod order;
 pub mod plan;

@@ -483,7 +483,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// Breaks compact JSON after every row, so that records of many samples are small, readable and show well in a diff.
-fn lines_per_row(json: &str) -> String {
+pub(crate) fn lines_per_row(json: &str) -> String {
     let mut out = String::with_capacity(json.len() + json.len() / 64);
     let (mut depth, mut in_text, mut escaped) = (0, false, false);
     for c in json.chars() {

@@ -2,10 +2,17 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use tilewright_bench::load::mix::Mix;
+use tilewright_bench::load::record::{Mode, Run, Server};
+use tilewright_bench::load::report::html as load_html;
+use tilewright_bench::load::session::{self, Options};
 use tilewright_bench::record::Record;
 use tilewright_bench::report::html;
+
+mod support;
 
 fn browser() -> Option<&'static str> {
     let candidates = ["chromium", "chromium-browser", "google-chrome"];
@@ -23,8 +30,49 @@ fn the_report_fits_a_phone_and_a_desk() {
         ["20261130T091558Z-isa-levels-screen.json", "20261130T091243Z-two-programs-screen.json"]
             .map(|name| (name.to_owned(), Record::read(&root.join(name)).unwrap()))
             .into();
+    fits(browser, &html(&records), 4);
+}
+
+#[test]
+fn the_report_of_a_load_session_fits_a_phone_and_a_desk() {
+    let Some(browser) = browser() else {
+        eprintln!("NOT TESTED: the report of a load session in a browser; no chromium here");
+        return;
+    };
+    let quick = support::serve(|_| (200, String::new()));
+    let slow = support::serve(|_| {
+        std::thread::sleep(Duration::from_millis(5));
+        (200, String::new())
+    });
+    let named = |name: &str, url: &str| Server { name: name.to_owned(), url: url.to_owned() };
+    let both = vec![named("a-server-with-a-very-long-name-that-does-not-break", &quick), named("b", &slow)];
+    let options = Options {
+        command: format!("tilewright bench load {}", "x".repeat(300)),
+        servers: both.clone(),
+        headers: String::new(),
+        mode: Mode::Compare,
+        rate: Some(200.0),
+        closed: None,
+        seconds: 0.2,
+        warm_up: 0.0,
+        connections: 8,
+        timeout: 5.0,
+        seed: 1,
+        pairs: 8,
+        p99_ms: None,
+        at: Some(0.7),
+    };
+    let mix = Mix::parse(b"{}", Path::new("m")).unwrap();
+    let run = |options: &Options| session::run(&mix, options, &AtomicBool::new(false), &mut |_: &Run, _| {}).unwrap();
+    let sweep = Options { servers: both[..1].to_vec(), mode: Mode::Sweep, rate: Some(2000.0), ..options.clone() };
+    fits(browser, &load_html("x.json", &run(&options)), 3);
+    fits(browser, &load_html("x.json", &run(&sweep)), 4);
+}
+
+/// Opens a page at two widths: nothing may stick out, and so many plots must be drawn.
+fn fits(browser: &str, page: &str, plots: i64) {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("report.html"), html(&records)).unwrap();
+    std::fs::write(folder.path().join("report.html"), page).unwrap();
     // A window of a browser without a screen has a least width, a frame has none.
     let probe = r#"<!DOCTYPE html><body><script>
         let text = "";
@@ -72,6 +120,6 @@ fn the_report_fits_a_phone_and_a_desk() {
         };
         assert!(value("scroll") <= value("inner"), "the page must not scroll sideways: {line}");
         assert_eq!(value("outside"), 0, "{line}");
-        assert!(value("drawn") >= 4, "every plot is drawn: {line}");
+        assert!(value("drawn") >= plots, "every plot is drawn: {line}");
     }
 }

@@ -9,6 +9,9 @@ use tilewright_bench::report;
 use tilewright_bench::session::{self, Options};
 use tilewright_bench::summary::{Comparison, Verdict, summarise};
 
+mod support;
+use support::conforms;
+
 const FAKE: &str = env!("CARGO_BIN_EXE_fake-arm");
 
 /// A plan of a good baseline and the given arms, each `(name, words)`.
@@ -415,55 +418,4 @@ fn records_follow_the_published_schema() {
     let mut problems = Vec::new();
     conforms(&schema, &schema, &broken, "record", &mut problems);
     assert_eq!(problems.len(), 2, "{problems:?}");
-}
-
-/// The part of JSON Schema that the published file uses.
-fn conforms(
-    root: &serde_json::Value,
-    schema: &serde_json::Value,
-    value: &serde_json::Value,
-    at: &str,
-    problems: &mut Vec<String>,
-) {
-    use serde_json::Value;
-    if let Some(name) = schema["$ref"].as_str() {
-        return conforms(root, root.pointer(name.trim_start_matches('#')).unwrap(), value, at, problems);
-    }
-    let kind = match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    };
-    let fits = |t: &Value| t == kind || t == "integer" && (value.is_u64() || value.is_i64());
-    let types = &schema["type"];
-    if !types.is_null() && !types.as_array().map_or_else(|| fits(types), |list| list.iter().any(fits)) {
-        return problems.push(format!("{at}: {kind} is not {types}"));
-    }
-    if schema["enum"].as_array().is_some_and(|list| !list.contains(value)) {
-        problems.push(format!("{at}: {value} is not one of {}", schema["enum"]));
-    }
-    if let (Some(low), Some(v)) = (schema["exclusiveMinimum"].as_f64(), value.as_f64())
-        && v <= low
-    {
-        problems.push(format!("{at}: {v} is not above {low}"));
-    }
-    for (i, item) in value.as_array().into_iter().flatten().enumerate() {
-        conforms(root, &schema["items"], item, &format!("{at}[{i}]"), problems);
-    }
-    let properties = schema["properties"].as_object();
-    for (key, item) in value.as_object().into_iter().flatten() {
-        match properties.and_then(|p| p.get(key)) {
-            Some(inner) => conforms(root, inner, item, &format!("{at}.{key}"), problems),
-            None if schema["additionalProperties"] == false => problems.push(format!("{at}: unknown `{key}`")),
-            None => conforms(root, &schema["additionalProperties"], item, &format!("{at}.{key}"), problems),
-        }
-    }
-    for name in schema["required"].as_array().into_iter().flatten() {
-        if value.is_object() && value.get(name.as_str().unwrap()).is_none() {
-            problems.push(format!("{at}: `{}` is missing", name.as_str().unwrap()));
-        }
-    }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use tilewright_bench::claims::{self, Standing};
 use tilewright_bench::compare::compare;
+use tilewright_bench::load::{self, record::LoadRecord};
 use tilewright_bench::record::{Kind, Record, Status, write_atomic};
 use tilewright_bench::report;
 use tilewright_bench::session::{self, Options, Progress};
@@ -25,9 +26,11 @@ pub struct Args {
 enum Command {
     /// Carry out a plan: arms in alternation, every sample kept in one record
     Run(RunArgs),
+    /// Put a server under load: Poisson arrivals, a sweep for its capacity, or two servers in turn
+    Load(Box<crate::bench_load::Args>),
     /// Show records as a table, or as one HTML file
     Report {
-        /// Records that `bench run` wrote
+        /// Records that `bench run` or `bench load` wrote
         #[arg(required = true)]
         records: Vec<PathBuf>,
         /// Write a self-contained page here
@@ -96,6 +99,7 @@ fn parse_set(text: &str) -> Result<(String, String), String> {
 pub fn run(args: Args) -> anyhow::Result<()> {
     match args.command {
         Command::Run(args) => carry_out(args),
+        Command::Load(args) => crate::bench_load::run(*args),
         Command::Report { records, html } => show(&records, html.as_deref()),
         Command::Compare { old, new } => {
             let text = compare(&Record::read(&old)?, &Record::read(&new)?);
@@ -212,6 +216,11 @@ fn clock(seconds: f64) -> String {
 }
 
 fn show(files: &[PathBuf], html: Option<&Path>) -> anyhow::Result<()> {
+    if let [file] = files
+        && LoadRecord::is_one(&std::fs::read(file).with_context(|| format!("read {}", file.display()))?)
+    {
+        return show_load(file, html);
+    }
     let mut records = Vec::new();
     for file in files {
         let name = file.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
@@ -224,6 +233,19 @@ fn show(files: &[PathBuf], html: Option<&Path>) -> anyhow::Result<()> {
     }
     let text: Vec<String> = records.iter().map(|(_, r)| report::text(r)).collect();
     write!(std::io::stdout().lock(), "{}", text.join("\n"))?;
+    Ok(())
+}
+
+fn show_load(file: &Path, html: Option<&Path>) -> anyhow::Result<()> {
+    let record = LoadRecord::read(file)?;
+    let name = file.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+    match html {
+        Some(path) => {
+            write_atomic(path, load::report::html(&name, &record).as_bytes())?;
+            println!("{}", path.display());
+        }
+        None => write!(std::io::stdout().lock(), "{}", load::report::text(&record))?,
+    }
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 //! and its causes on standard error), 2 the command line was wrong.
 
 mod bench;
+mod bench_load;
 mod bench_product;
 mod bench_step;
 mod convert;

@@ -7,7 +7,7 @@ use super::{amount, kind, labels, rate, ratio, verdict};
 use crate::record::{Measure, Phase, Record};
 use crate::summary::{Comparison, Summary, Verdict, summarise};
 
-const STYLE: &str = include_str!("style.css");
+pub(crate) const STYLE: &str = include_str!("style.css");
 
 /// One page about one or more records.
 pub fn html(records: &[(String, Record)]) -> String {

@@ -1,8 +1,9 @@
 //! Showing records: a table for the terminal and one self-contained HTML file.
 
 mod html;
-mod plot;
+pub(crate) mod plot;
 
+pub(crate) use html::STYLE;
 pub use html::html;
 
 use crate::record::{Measure, Record, Status};

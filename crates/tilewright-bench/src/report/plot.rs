@@ -31,7 +31,7 @@ pub struct Row {
     pub class: &'static str,
 }
 
-const WIDTH: f64 = 360.0;
+pub(crate) const WIDTH: f64 = 360.0;
 
 /// Round numbers for an axis from `low` to `high`, about `count` of them.
 pub fn ticks(low: f64, high: f64, count: usize) -> Vec<f64> {
@@ -47,7 +47,7 @@ pub fn ticks(low: f64, high: f64, count: usize) -> Vec<f64> {
 }
 
 /// Round numbers for a logarithmic axis: as for a plain one while the span is small, then 1, 2 and 5 of each power of ten.
-fn ratio_ticks(low: f64, high: f64) -> Vec<f64> {
+pub(crate) fn ratio_ticks(low: f64, high: f64) -> Vec<f64> {
     if high / low < 3.0 {
         return ticks(low, high, 5);
     }
@@ -57,7 +57,7 @@ fn ratio_ticks(low: f64, high: f64) -> Vec<f64> {
     all.filter(|t| (low..=high).contains(t)).collect()
 }
 
-fn number(v: f64) -> String {
+pub(crate) fn number(v: f64) -> String {
     let text = format!("{v:.4}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     if text == "-0" { "0".to_owned() } else { text.to_owned() }
@@ -204,7 +204,7 @@ pub fn bars(title: &str, rows: &[(String, f64, f64, String)]) -> String {
     svg + "</svg>"
 }
 
-fn open(title: &str, height: f64) -> String {
+pub(crate) fn open(title: &str, height: f64) -> String {
     let title = escape(title);
     format!(r#"<svg viewBox="0 0 {WIDTH} {height:.0}" role="img" aria-label="{title}"><title>{title}</title>"#)
 }

@@ -1,5 +1,6 @@
 //! The program as a user meets it: what it prints, what it writes and how it ends.
 
+mod bench_load;
 mod bench_step;
 mod convert;
 mod data;
