@@ -76,6 +76,15 @@ impl Device {
         }
     }
 
+    /// Runs `work`; on a GPU also tells the milliseconds of its own clock that what was launched took, and waits for it.
+    pub fn timed(&self, work: impl FnOnce() -> tilewright_core::Result<()>) -> tilewright_core::Result<Option<f32>> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => cuda.timed(work).map(Some),
+            _ => work().map(|()| None),
+        }
+    }
+
     /// Bytes that the device itself holds (packing buffers of the matrix product), apart from any arena. Constant for its lifetime.
     pub fn scratch_bytes(&self) -> usize {
         match self {

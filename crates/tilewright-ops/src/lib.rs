@@ -15,6 +15,7 @@
 //! | [`linear`] | linear layers of inference: weights packed once, resident in f32, bf16 or f16 |
 //! | [`gather`] | rows of a table, also of one in a mapped file |
 //! | [`rope`] | rotary position embedding, half rotation |
+//! | [`option_features`] | what an action head reads: a state, and how sure the logits of a row's options are |
 //! | [`linear_cross_entropy`] | the loss of a language model without the `(N, V)` logits |
 //! | [`global_norm`] | the L2 norm over many tensors |
 //! | [`adamw`] | AdamW with clipping, weight decay, master weights and stochastic rounding |
@@ -39,6 +40,7 @@ pub mod linear_cross_entropy;
 pub mod mapped;
 pub mod matmul;
 pub mod null;
+pub mod option_features;
 pub mod replay;
 pub mod rope;
 pub mod runtime;

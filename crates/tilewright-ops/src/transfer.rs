@@ -31,6 +31,16 @@ impl Upload {
         }
         self.tensor.write_i32(values)
     }
+
+    /// The same for the tensor's first elements alone.
+    pub fn send_front(&self, values: &[i32]) -> Result<()> {
+        let front = self.tensor.slice(0, &[values.len()])?;
+        #[cfg(feature = "cuda")]
+        if let Some(pinned) = self.pinned.as_ref().filter(|_| !values.is_empty()) {
+            return pinned.send(front.cuda_address(), values);
+        }
+        front.write_i32(values)
+    }
 }
 
 /// Fetches one f32 tensor again and again, such as the losses of each batch.
@@ -54,9 +64,30 @@ impl Download {
     pub fn start(&self) -> Result<()> {
         #[cfg(feature = "cuda")]
         if let Some(pinned) = &self.pinned {
-            return pinned.start(self.tensor.cuda_address());
+            return pinned.start(self.tensor.cuda_address(), self.tensor.bytes());
         }
         Ok(())
+    }
+
+    /// The same for the tensor's first `n` elements alone, which [`Download::finish_front`] waits for.
+    pub fn start_front(&self, n: usize) -> Result<()> {
+        let front = self.tensor.slice(0, &[n])?;
+        #[cfg(feature = "cuda")]
+        if let Some(pinned) = self.pinned.as_ref().filter(|_| n > 0) {
+            return pinned.start(front.cuda_address(), front.bytes());
+        }
+        let _ = front;
+        Ok(())
+    }
+
+    /// Waits for as many elements as were started last.
+    pub fn finish_front(&self, out: &mut [f32]) -> Result<()> {
+        let front = self.tensor.slice(0, &[out.len()])?;
+        #[cfg(feature = "cuda")]
+        if let Some(pinned) = self.pinned.as_ref().filter(|_| !out.is_empty()) {
+            return pinned.finish(out);
+        }
+        front.read_f32_into(out)
     }
 
     /// Waits for the copy started last, not for what was launched behind it.
@@ -92,6 +123,29 @@ mod tests {
                 assert_eq!(got, [round as f32, -1.0, 0.5], "{}", device.name());
             }
             assert!(upload.send(&[1]).is_err() && download.finish(&mut [0.0]).is_err());
+        }
+    }
+
+    #[test]
+    fn a_front_is_sent_and_fetched_and_the_rest_stays() {
+        for device in devices() {
+            let ids = Tensor::from_i32(&device, &[5], &[9; 5]).unwrap();
+            let upload = Upload::new(&ids).unwrap();
+            let values = Tensor::from_f32(&device, DType::F32, &[3], &[1.0, 2.0, 3.0]).unwrap();
+            let download = Download::new(&values).unwrap();
+            for front in [&[1, 2, 3][..], &[], &[7], &[4, 5, 6, 7, 8]] {
+                upload.send_front(front).unwrap();
+                assert_eq!(&ids.read_i32().unwrap()[..front.len()], front, "{}", device.name());
+            }
+            upload.send_front(&[0]).unwrap();
+            assert_eq!(ids.read_i32().unwrap(), [0, 5, 6, 7, 8]);
+            let mut got = [f32::NAN; 2];
+            download.start_front(2).unwrap();
+            download.finish_front(&mut got).unwrap();
+            assert_eq!(got, [1.0, 2.0]);
+            download.start_front(0).unwrap();
+            download.finish_front(&mut []).unwrap();
+            assert!(upload.send_front(&[1; 6]).is_err() && download.start_front(4).is_err());
         }
     }
 }

@@ -148,6 +148,8 @@ impl Case {
         let args = Forward {
             q: &self.qkv,
             kv: &self.qkv,
+            rotation: None,
+            longest: None,
             key_column: self.heads * HEAD,
             heads: self.heads,
             row_starts: &self.row_starts,

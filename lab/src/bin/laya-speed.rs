@@ -241,7 +241,8 @@ fn measure(model: &mut Laya, options: &Options, count: usize, length: usize) -> 
         "ops_alone_seconds": parts}))
 }
 
-/// First call, recording call, and replays: whole calls on the host's clock, with upload, head and answer.
+/// First call, recording call, and replays: whole calls on the host's clock, with upload, head and answer; then the device's clock around the same passes,
+/// from the upload to the download.
 fn measure_gpu(model: &mut Laya, options: &Options, count: usize, length: usize) -> tilewright_ops::Result<Value> {
     let rows = rows(count, length, model.encoder().vocab_size);
     let mut times = Vec::new();
@@ -251,15 +252,26 @@ fn measure_gpu(model: &mut Laya, options: &Options, count: usize, length: usize)
         times.push(options.start.elapsed().as_secs_f64() - start);
     }
     let (first, rest) = times.split_at(2);
+    model.time_passes(true);
+    let mut device = Vec::new();
+    for _ in 0..options.reps {
+        let before = model.passes().device_seconds;
+        model.score(&rows)?;
+        device.push(model.passes().device_seconds - before);
+    }
+    model.time_passes(false);
     println!(
-        "{count} x {length} tokens: best {:.3} ms, med {:.3} ms; first call {:.1}, recording {:.1}",
+        "{count} x {length} tokens: host best {:.3} ms, med {:.3} ms; device best {:.3}, med {:.3}; first call {:.1}, recording {:.1}",
         1e3 * best(rest),
         1e3 * median(rest),
+        1e3 * best(&device),
+        1e3 * median(&device),
         1e3 * first[0],
         1e3 * first[1]
     );
     Ok(
-        json!({"rows": count, "tokens_a_row": length, "seconds": rest, "first_seconds": first[0], "recording_seconds": first[1]}),
+        json!({"rows": count, "tokens_a_row": length, "seconds": rest, "device_seconds": device, "first_seconds": first[0],
+        "recording_seconds": first[1]}),
     )
 }
 
@@ -321,6 +333,8 @@ fn parts(model: &Laya, options: &Options, count: usize, length: usize) -> tilewr
         let args = encoder_attention::Forward {
             q: &qkv,
             kv: &qkv,
+            rotation: None,
+            longest: None,
             key_column: d,
             heads: c.heads,
             row_starts: &starts,

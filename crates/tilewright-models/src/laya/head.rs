@@ -1,24 +1,18 @@
 //! The decision head: transformer layers over the encoder's states, a scorer of markers, and the action head.
 
 use tilewright_core::{DType, Error, Result};
-use tilewright_ops::Tensor;
 use tilewright_ops::gelu::Gelu;
 use tilewright_ops::linear::{Activation, Layout};
+use tilewright_ops::{Tensor, option_features};
 
 use super::row::RowScores;
-use crate::modernbert::block::{Block, normalise, pick};
+use crate::modernbert::block::{Block, Projection, normalise, pick};
 use crate::modernbert::buffers::{Pack, Views};
 use crate::modernbert::encoder::{Encoder, Observer, Of, split};
 use crate::modernbert::store::{Linear, Norm, Store};
 
 /// Added to the variance of the head's layer normalisations, whatever the encoder's is.
 const EPS: f32 = 1e-5;
-
-/// Probabilities below this count as this in the entropy's logarithm.
-const SMALLEST: f32 = 1e-9;
-
-/// Options that the fourth feature measures by.
-const MOST_OPTIONS: f32 = 255.0;
 
 /// Heads of the head's attention: it has its own count, not the encoder's.
 pub(crate) fn heads(hidden: usize) -> Result<usize> {
@@ -57,7 +51,13 @@ impl Head {
             let (weight, bias) = (format!("{p}self_attn.in_proj_weight"), format!("{p}self_attn.in_proj_bias"));
             blocks.push(Block {
                 norm1: Some(store.norm(&format!("{p}norm1"), EPS, true)?),
-                projection: split(store, &weight, &bias, hidden, precision, true)?,
+                // Of the last layer queries are made for a few tokens only.
+                projection: if j + 1 == layers {
+                    split(store, &weight, &bias, hidden, precision, true)?
+                } else {
+                    let weight = store.weight(&weight, None, precision, Layout::Plain)?;
+                    Projection::Whole(Linear { weight, bias: Some(store.f32(&bias)?) })
+                },
                 out: store.linear(&format!("{p}self_attn.out_proj"), precision, Layout::Plain, true)?,
                 norm2: store.norm(&format!("{p}norm2"), EPS, true)?,
                 up: store.linear(&format!("{p}linear1"), precision, Layout::Plain, true)?,
@@ -86,17 +86,12 @@ impl Head {
         pack: &Pack,
         observe: &mut Observer<'_>,
     ) -> Result<Vec<RowScores>> {
-        self.states_and_logits(encoder, v, observe)?;
-        self.scores(v, pack)
+        self.answer(encoder, v, observe)?;
+        Ok(scores(v, pack, &v.answers.read_f32()?))
     }
 
-    /// The scores of the pack's rows, which come first in the buffers.
-    pub(crate) fn scores(&self, v: &Views, pack: &Pack) -> Result<Vec<RowScores>> {
-        self.act(v, pack, v.logits.read_f32()?)
-    }
-
-    /// All that needs no answer on the host: the logits, and the states of the first tokens.
-    pub(crate) fn states_and_logits(&self, encoder: &Encoder, v: &mut Views, observe: &mut Observer<'_>) -> Result<()> {
+    /// Computes the answers, into `v.answers`. Needs nothing of the host.
+    pub(crate) fn answer(&self, encoder: &Encoder, v: &mut Views, observe: &mut Observer<'_>) -> Result<()> {
         let d = v.x.shape()[1];
         if let Some((last, layers)) = self.layers.split_last() {
             encoder.forward(v, observe)?;
@@ -117,8 +112,8 @@ impl Head {
             pick(&v.device, &self.type_emb, &v.selected_types, &types)?;
             normalise(v, &self.scorer_norm, &v.sx, Some(&types), &v.sy)?;
         }
-        pick(&v.device, &v.sx, &v.firsts, &v.firsts_x)?;
-        self.score(v)
+        self.score(v)?;
+        self.act(v)
     }
 
     /// One logit a marker, from the normalised selected tokens in `v.sy`.
@@ -131,71 +126,36 @@ impl Head {
         self.scorer_out.forward(&v.device, &hidden, Activation::None, None, &v.logits)
     }
 
-    fn act(&self, v: &Views, pack: &Pack, logits: Vec<f32>) -> Result<Vec<RowScores>> {
-        let (rows, d) = (pack.rows(), v.x.shape()[1]);
-        let states = v.firsts_x.read_f32()?;
-        let mut inputs = Vec::with_capacity(v.act[0].numel());
-        let mut scores = Vec::with_capacity(rows);
-        let mut rest = &logits[..];
-        for (row, state) in states.chunks_exact(d).take(rows).enumerate() {
-            let markers = (pack.selected_starts[row + 1] - pack.selected_starts[row] - 1) as usize;
-            let (own, others) = rest.split_at(markers);
-            rest = others;
-            inputs.extend_from_slice(state);
-            inputs.extend(features(own));
-            scores.push(RowScores { logits: own.to_vec(), act_logits: Vec::new() });
-        }
-        inputs.resize(v.act[0].numel(), 0.0);
-        v.act[0].write_f32(&inputs)?;
+    /// The action head, from the final states of the first tokens and the logits.
+    fn act(&self, v: &Views) -> Result<()> {
+        option_features::forward(
+            &v.device,
+            &option_features::Forward {
+                states: &v.sx,
+                firsts: &v.firsts,
+                logits: &v.logits,
+                starts: &v.logit_starts,
+                out: &v.act[0],
+            },
+        )?;
         self.act_hidden.forward(&v.device, &v.act[0], Activation::Gelu(Gelu::Erf), None, &v.act[1])?;
-        self.act_out.forward(&v.device, &v.act[1], Activation::None, None, &v.act[2])?;
-        let act = v.act[2].read_f32()?;
-        let classes = v.act[2].shape()[1];
-        for (row, act) in scores.iter_mut().zip(act.chunks_exact(classes)) {
-            row.act_logits = act.to_vec();
-        }
-        Ok(scores)
+        self.act_out.forward(&v.device, &v.act[1], Activation::None, None, &v.act[2])
     }
 }
 
-/// What the action head knows of the options: the largest probability, its lead, the entropy in units of its maximum, and how many there are.
-fn features(logits: &[f32]) -> [f32; 4] {
-    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut p: Vec<f32> = logits.iter().map(|l| (l - largest).exp()).collect();
-    let sum: f32 = p.iter().sum();
-    p.iter_mut().for_each(|p| *p /= sum);
-    let entropy = -p.iter().map(|p| p * p.max(SMALLEST).ln()).sum::<f32>();
-    // Two options at least, so that a single one divides by no zero.
-    let options = logits.len().max(2) as f32;
-    p.sort_by(|a, b| b.total_cmp(a));
-    let second = p.get(1).copied().unwrap_or(0.0);
-    [p[0], p[0] - second, entropy / options.ln(), options / MOST_OPTIONS]
+/// The scores of the pack's rows, which come first in the buffers, from the answers of a pass over it.
+pub(crate) fn scores(v: &Views, pack: &Pack, answers: &[f32]) -> Vec<RowScores> {
+    let act = answers[v.act_at()..].chunks_exact(v.act[2].shape()[1]);
+    let row = |(span, act): (&[i32], &[f32])| RowScores {
+        logits: answers[span[0] as usize..span[1] as usize].to_vec(),
+        act_logits: act.to_vec(),
+    };
+    pack.logit_starts.windows(2).zip(act).map(row).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn trap_19_a_single_option_has_a_lead_of_one() {
-        assert_eq!(features(&[-3.5]), [1.0, 1.0, 0.0, 2.0 / 255.0]);
-    }
-
-    #[test]
-    fn equal_options_have_no_lead_and_full_entropy() {
-        let [top, lead, entropy, count] = features(&[0.25; 4]);
-        assert_eq!((top, lead, count), (0.25, 0.0, 4.0 / 255.0));
-        assert!((entropy - 1.0).abs() < 1e-6, "{entropy}");
-    }
-
-    #[test]
-    fn features_do_not_depend_on_the_order_of_options_or_on_a_common_shift() {
-        let a = features(&[1.0, 3.0, -2.0]);
-        assert_eq!(a, features(&[3.0, 5.0, 0.0]));
-        let b = features(&[3.0, -2.0, 1.0]);
-        assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6), "{a:?} {b:?}");
-        assert!(a[0] > 0.85 && (a[1] - (a[0] - (1.0f32 - 3.0).exp() * a[0])).abs() < 1e-6, "{a:?}");
-    }
 
     #[test]
     fn trap_18_the_head_count_follows_the_hidden_size() {

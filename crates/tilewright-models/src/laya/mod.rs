@@ -19,6 +19,6 @@ pub use checkpoint::Checkpoint;
 pub use config::{AgentConfig, OptionLayout};
 pub use digest::Digests;
 pub use inspect::{FileEntry, Inspection, SpecialToken, inspect};
-pub use model::{GPU_PACK_TOKENS, Laya, LoadOptions, PACK_TOKENS, RECORDED_SHAPES, Stage};
+pub use model::{GPU_PACK_TOKENS, Laya, LoadOptions, PACK_TOKENS, Passes, RECORDED_SHAPES, SHAPE_POLICY, Stage};
 pub use plan::{PlanOptions, plan};
 pub use row::{OptionPositions, QuestionType, Row, RowScores, Scorer};

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::time::Instant;
 
 use tilewright_core::{DType, Error, Result};
 use tilewright_ops::{Arena, Device, Plan, Replay, Tensor};
@@ -9,7 +10,7 @@ use tilewright_ops::{Arena, Device, Plan, Replay, Tensor};
 use super::checkpoint::Checkpoint;
 use super::config::{AgentConfig, OptionLayout};
 use super::digest::Digests;
-use super::head::{Head, heads};
+use super::head::{Head, heads, scores};
 use super::params::{self, ACT_FEATURES, ACT_HIDDEN};
 use super::row::{Row, RowScores, Scorer};
 use crate::modernbert::EncoderConfig;
@@ -67,11 +68,42 @@ pub struct Laya {
     encoder: Encoder,
     head: Head,
     widths: Widths,
-    /// By shape, and whether options are laid out in parallel.
-    replays: HashMap<(Capacity, bool), Replay>,
+    replays: HashMap<PassShape, Replay>,
+    passes: Passes,
+    timed: bool,
     buffers: Option<Buffers>,
     pack_tokens: usize,
 }
+
+/// What a recorded pass was recorded for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct PassShape {
+    capacity: Capacity,
+    /// Options are laid out in parallel.
+    parallel: bool,
+    /// All rows are short ones.
+    short: bool,
+}
+
+/// The passes over packs that a GPU has made: a shape's first two run its ops one by one, compile what they need and record them.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Passes {
+    /// Shapes that are kept.
+    pub shapes: usize,
+    /// Passes that ran ops one by one or recorded them.
+    pub first: usize,
+    /// Seconds that those took.
+    pub first_seconds: f64,
+    /// Passes that were replayed.
+    pub replays: usize,
+    /// Seconds that those took.
+    pub replay_seconds: f64,
+    /// The device's share of them, from the upload to the download; only where [`Laya::time_passes`] asked for it.
+    pub device_seconds: f64,
+}
+
+/// How packs become shapes, for people.
+pub const SHAPE_POLICY: &str = "packs are padded to one of 16 numbers of tokens and 8 of options an octave, rows to powers of two; a shape's pass is recorded at its second call, and at most 64 are kept";
 
 /// One stage of a row's way through the model.
 #[derive(Clone, PartialEq, Debug)]
@@ -155,6 +187,8 @@ impl Laya {
             head,
             widths,
             replays: HashMap::new(),
+            passes: Passes::default(),
+            timed: false,
             buffers: None,
             pack_tokens,
         })
@@ -178,6 +212,16 @@ impl Laya {
     /// Where it runs.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// The passes so far, on a GPU.
+    pub fn passes(&self) -> Passes {
+        self.passes
+    }
+
+    /// Has the device's clock read around each pass, which costs a little time of its own.
+    pub fn time_passes(&mut self, on: bool) {
+        self.timed = on;
     }
 
     /// Elements of all tensors of the checkpoint.
@@ -245,24 +289,46 @@ impl Laya {
         if !self.device.is_gpu() {
             return self.run_observed(pack, &mut |_, _, _| Ok(()));
         }
-        let padded = pack.padded(pack.capacity().bucket());
+        let padded = pack.padded();
         self.room(padded.capacity())?;
         let buffers = self.buffers.as_ref().expect("there is room");
         let mut views = Views::of(&self.device, buffers, &self.widths, &padded)?;
-        let shape = (padded.capacity(), !padded.option_ids.is_empty());
+        let shape = PassShape {
+            capacity: padded.capacity(),
+            parallel: !padded.option_ids.is_empty(),
+            short: padded.longest.is_some(),
+        };
         if self.replays.len() >= RECORDED_SHAPES && !self.replays.contains_key(&shape) {
             self.replays.clear();
         }
         let (head, encoder) = (&self.head, &self.encoder);
-        let pass = || head.states_and_logits(encoder, &mut views, &mut |_, _, _| Ok(()));
-        self.replays.entry(shape).or_default().run(&self.device, pass)?;
-        head.scores(&views, pack)
+        let replay = self.replays.entry(shape).or_default();
+        let (start, known) = (Instant::now(), replay.is_recorded());
+        let mut pass = || {
+            buffers.send(&views)?;
+            replay.run(&self.device, || head.answer(encoder, &mut views, &mut |_, _, _| Ok(())))?;
+            buffers.fetch(&views)
+        };
+        let on_device = if self.timed { self.device.timed(pass)? } else { pass().map(|()| None)? };
+        let answers = buffers.answers(&views)?;
+        let passes = &mut self.passes;
+        passes.shapes = self.replays.len();
+        if known {
+            passes.replays += 1;
+            passes.replay_seconds += start.elapsed().as_secs_f64();
+            passes.device_seconds += f64::from(on_device.unwrap_or(0.0)) / 1e3;
+        } else {
+            passes.first += 1;
+            passes.first_seconds += start.elapsed().as_secs_f64();
+        }
+        Ok(scores(&views, pack, &answers))
     }
 
     fn run_observed(&mut self, pack: &Pack, observe: &mut Observer<'_>) -> Result<Vec<RowScores>> {
         self.room(pack.capacity())?;
         let buffers = self.buffers.as_ref().expect("there is room");
         let mut views = Views::of(&self.device, buffers, &self.widths, pack)?;
+        buffers.send(&views)?;
         self.head.forward(&self.encoder, &mut views, pack, observe)
     }
 
@@ -388,6 +454,7 @@ impl Scorer for Laya {
             self.room(pack.capacity())?;
             let buffers = self.buffers.as_ref().expect("there is room");
             let mut views = Views::of(&self.device, buffers, &self.widths, &pack)?;
+            buffers.send(&views)?;
             self.encoder.forward(&mut views, &mut |_, _, _| Ok(()))?;
             let states = views.x.read_f32()?;
             for span in pack.row_starts.windows(2) {
@@ -431,7 +498,7 @@ fn parameters(agent: &AgentConfig, encoder: &EncoderConfig) -> u64 {
 
 /// Rows one behind the other.
 fn pack_of(rows: &[&Row]) -> Pack {
-    let mut pack = Pack { row_starts: vec![0], selected_starts: vec![0], ..Pack::default() };
+    let mut pack = Pack { row_starts: vec![0], selected_starts: vec![0], logit_starts: vec![0], ..Pack::default() };
     for row in rows {
         let start = pack.ids.len() as i32;
         let n = row.ids.len();
@@ -448,6 +515,8 @@ fn pack_of(rows: &[&Row]) -> Pack {
         pack.selected.extend(row.markers.iter().map(|&m| start + m as i32));
         pack.row_starts.push(pack.ids.len() as i32);
         pack.selected_starts.push(pack.selected.len() as i32);
+        pack.logit_starts.push((pack.selected.len() - (pack.selected_starts.len() - 1)) as i32);
+        pack.longest = pack.longest.max(Some(n));
     }
     pack
 }

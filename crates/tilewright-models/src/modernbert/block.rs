@@ -1,11 +1,11 @@
 //! A pre-norm transformer layer: `x += out(attention(LN(x)))`, `x += down(activation(up(LN(x))))`. Encoder and decision head are made of it.
 
 use tilewright_core::Result;
-use tilewright_ops::encoder_attention::{self, Selected};
+use tilewright_ops::encoder_attention::{self, Rotation, Selected};
 use tilewright_ops::gather;
 use tilewright_ops::layernorm::{self, Residual};
 use tilewright_ops::linear::Activation;
-use tilewright_ops::{Device, Tensor, rope};
+use tilewright_ops::{Device, Tensor};
 
 use super::buffers::Views;
 use super::store::{Linear, Norm};
@@ -49,30 +49,35 @@ impl Block {
 
     /// Updates the stream `v.x` of every token. `pending` is added to it first.
     pub(crate) fn forward(&self, v: &Views, pending: Option<&Tensor>) -> Result<()> {
-        let d = v.x.shape()[1];
-        let input = self.input(v, pending)?;
+        let (n, d) = (v.x.shape()[0], v.x.shape()[1]);
         let (q, kv, key_column) = match &self.projection {
             Projection::Whole(qkv) => {
                 let all = v.wide(3 * d)?;
-                qkv.forward(&v.device, input, Activation::None, None, &all)?;
-                self.rotate(&v.device, &all, 2, &v.positions)?;
+                match &self.norm1 {
+                    Some(norm) => qkv.normed(
+                        &v.device,
+                        norm_args(norm, &v.x, pending, &v.y, &statistics(v, n)?),
+                        Activation::None,
+                        &all,
+                    )?,
+                    None => qkv.forward(&v.device, &v.x, Activation::None, None, &all)?,
+                }
                 (all.clone(), all, d)
             }
             Projection::Split { q, kv } => {
-                let n = v.x.shape()[0];
+                let input = self.input(v, pending)?;
                 let (keys, queries) = (v.wide(2 * d)?, v.wide.slice(2 * d * n, &[n, d])?);
                 kv.forward(&v.device, input, Activation::None, None, &keys)?;
                 q.forward(&v.device, input, Activation::None, None, &queries)?;
-                self.rotate(&v.device, &keys, 1, &v.positions)?;
-                self.rotate(&v.device, &queries, 1, &v.positions)?;
                 (queries, keys, 0)
             }
         };
         self.attend(v, &q, &kv, key_column, None, &v.y)?;
         self.out.forward(&v.device, &v.y, Activation::None, Some(&v.x), &v.x)?;
-        normalise(v, &self.norm2, &v.x, None, &v.y)?;
         let hidden = v.wide(self.hidden())?;
-        self.up.forward(&v.device, &v.y, self.activation, None, &hidden)?;
+        let statistics = statistics(v, n)?;
+        let norm2 = norm_args(&self.norm2, &v.x, None, &v.y, &statistics);
+        self.up.normed(&v.device, norm2, self.activation, &hidden)?;
         self.down.forward(&v.device, &hidden, Activation::None, Some(&v.x), &v.x)
     }
 
@@ -90,14 +95,14 @@ impl Block {
         let keys = v.wide(2 * d)?;
         kv.forward(&v.device, input, Activation::None, None, &keys)?;
         q.forward(&v.device, &v.sy, Activation::None, None, &v.sq)?;
-        self.rotate(&v.device, &keys, 1, &v.positions)?;
-        self.rotate(&v.device, &v.sq, 1, &v.selected_positions)?;
         let selected = Selected { starts: &v.selected_starts, tokens: &v.selected };
         self.attend(v, &v.sq, &keys, 0, Some(selected), &v.sy)?;
         self.out.forward(&v.device, &v.sy, Activation::None, Some(&v.sx), &v.sx)?;
-        normalise(v, &self.norm2, &v.sx, None, &v.sy)?;
-        let hidden = v.swide.slice(0, &[v.sx.shape()[0], self.hidden()])?;
-        self.up.forward(&v.device, &v.sy, self.activation, None, &hidden)?;
+        let s = v.sx.shape()[0];
+        let hidden = v.swide.slice(0, &[s, self.hidden()])?;
+        let statistics = statistics(v, s)?;
+        let norm2 = norm_args(&self.norm2, &v.sx, None, &v.sy, &statistics);
+        self.up.normed(&v.device, norm2, self.activation, &hidden)?;
         self.down.forward(&v.device, &hidden, Activation::None, Some(&v.sx), &v.sx)
     }
 
@@ -110,12 +115,6 @@ impl Block {
             }
             None => Ok(&v.x),
         }
-    }
-
-    /// Turns queries and keys: the first `parts` times `D` columns.
-    fn rotate(&self, device: &Device, x: &Tensor, parts: usize, positions: &Tensor) -> Result<()> {
-        let Some(table) = &self.rope else { return Ok(()) };
-        rope::forward(device, &rope::Forward { x, heads: parts * self.heads, positions, table })
     }
 
     fn attend(
@@ -133,6 +132,12 @@ impl Block {
             &encoder_attention::Forward {
                 q,
                 kv,
+                rotation: self.rope.as_ref().map(|table| Rotation {
+                    table,
+                    positions: &v.positions,
+                    query_positions: selected.map(|_| &v.selected_positions),
+                }),
+                longest: v.longest,
                 key_column,
                 heads: self.heads,
                 row_starts: &v.row_starts,
@@ -148,22 +153,34 @@ impl Block {
     }
 }
 
+/// Where a normalisation of `n` rows leaves mean and inverse deviation.
+fn statistics(v: &Views, n: usize) -> Result<[Tensor; 2]> {
+    Ok([v.mean.slice(0, &[n])?, v.rstd.slice(0, &[n])?])
+}
+
+/// `out = LN(x)`; `pending` is added to `x` in place before.
+fn norm_args<'a>(
+    norm: &'a Norm,
+    x: &'a Tensor,
+    pending: Option<&'a Tensor>,
+    out: &'a Tensor,
+    [mean, rstd]: &'a [Tensor; 2],
+) -> layernorm::Forward<'a> {
+    layernorm::Forward {
+        x,
+        residual: pending.map(|branch| Residual { branch, sum: x }),
+        weight: &norm.weight,
+        bias: norm.bias.as_ref(),
+        eps: norm.eps,
+        out,
+        mean,
+        rstd,
+    }
+}
+
 /// `out = LN(x)`; `pending` is added to `x` in place before.
 pub(crate) fn normalise(v: &Views, norm: &Norm, x: &Tensor, pending: Option<&Tensor>, out: &Tensor) -> Result<()> {
-    let n = x.shape()[0];
-    layernorm::forward(
-        &v.device,
-        &layernorm::Forward {
-            x,
-            residual: pending.map(|branch| Residual { branch, sum: x }),
-            weight: &norm.weight,
-            bias: norm.bias.as_ref(),
-            eps: norm.eps,
-            out,
-            mean: &v.mean.slice(0, &[n])?,
-            rstd: &v.rstd.slice(0, &[n])?,
-        },
-    )
+    layernorm::forward(&v.device, &norm_args(norm, x, pending, out, &statistics(v, x.shape()[0])?))
 }
 
 /// Rows of a table.

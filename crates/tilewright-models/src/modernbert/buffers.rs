@@ -1,7 +1,7 @@
 //! Activations of one pack of rows, planned for so many tokens; a longer pack gets a larger arena.
 
 use tilewright_core::{DType, Result};
-use tilewright_ops::{Arena, Device, Plan, Tensor, encoder_attention};
+use tilewright_ops::{Arena, Device, Download, Plan, Tensor, Upload, encoder_attention};
 
 /// How much a set of buffers holds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -25,13 +25,14 @@ impl Capacity {
     }
 
     /// The shape that stands for it in recorded work: at most 16 numbers of tokens and 8 of selected ones an octave, powers of two of rows. Padding
-    /// takes a row of its own.
-    pub(crate) fn bucket(self) -> Self {
+    /// takes rows of its own, none longer than `longest`.
+    pub(crate) fn bucket(self, longest: Option<usize>) -> Self {
         let step = |n: usize, parts: usize, least: usize| (n.next_power_of_two() / parts).max(least);
         let tokens = self.tokens.next_multiple_of(step(self.tokens, 32, 32));
+        let padding = (tokens - self.tokens).div_ceil(longest.unwrap_or(usize::MAX));
         Capacity {
             tokens,
-            rows: (self.rows + usize::from(tokens > self.tokens)).next_power_of_two(),
+            rows: (self.rows + padding).next_power_of_two(),
             selected: self.selected.next_multiple_of(step(self.selected, 16, 8)),
         }
     }
@@ -75,17 +76,9 @@ pub(crate) fn between(device: &Device, precision: DType) -> DType {
 pub(crate) struct Buffers {
     pub(crate) arena: Arena,
     pub(crate) capacity: Capacity,
-    ids: Tensor,
-    positions: Tensor,
-    option_ids: Tensor,
-    types: Tensor,
-    row_starts: Tensor,
-    selected: Tensor,
-    selected_starts: Tensor,
-    selected_positions: Tensor,
-    selected_types: Tensor,
-    markers: Tensor,
-    firsts: Tensor,
+    /// All that a pack says, sent by one copy.
+    inputs: Upload,
+    said: Tensor,
     x: Tensor,
     y: Tensor,
     z: Tensor,
@@ -97,29 +90,23 @@ pub(crate) struct Buffers {
     sz: Tensor,
     sq: Tensor,
     swide: Tensor,
-    firsts_x: Tensor,
-    logits: Tensor,
-    act: [Tensor; 3],
+    act: [Tensor; 2],
+    /// Logits of markers, then of the action head, fetched by one copy.
+    answers: Tensor,
+    fetched: Download,
     workspace: Tensor,
 }
+
+/// Parts of what is sent and fetched start at a multiple of so many elements.
+const PART: usize = 4;
 
 impl Buffers {
     pub(crate) fn allocate(device: &Device, widths: &Widths, capacity: Capacity) -> Result<Self> {
         let Capacity { tokens: n, rows: r, selected: s } = capacity;
         let d = widths.hidden;
         let mut plan = Plan::new("activations");
-        let mut i32 = |name: &str, n: usize| plan.add(name, DType::I32, &[n]);
-        let ids = i32("token ids", n);
-        let positions = i32("positions", n);
-        let option_ids = i32("option ids", n);
-        let types = i32("question types", n);
-        let row_starts = i32("row starts", r + 1);
-        let selected = i32("selected tokens", s);
-        let selected_starts = i32("selected starts", r + 1);
-        let selected_positions = i32("selected positions", s);
-        let selected_types = i32("selected types", s);
-        let markers = i32("markers", s);
-        let firsts = i32("first tokens", r);
+        // Per token: id, position, option, type; per selected token: itself, position, type, marker; per row: first token, three starts.
+        let said = plan.add("pack", DType::I32, &[4 * n + 4 * s + 4 * (r + 1) + 12 * PART]);
         let narrow = widths.between != DType::F32;
         let mut between = |name: &str, n: usize| plan.add(name, widths.between, &[n]);
         let y = between("normalised", n * d);
@@ -135,26 +122,16 @@ impl Buffers {
         let rstd = f32("rstd", n.max(s));
         let sx = f32("selected stream", s * d);
         let sz = narrow.then(|| f32("final selected stream", s * d));
-        let firsts_x = f32("states of first tokens", r * d);
-        let logits = f32("logits", s);
-        let act = [0, 1, 2].map(|i| f32(["action input", "action hidden", "action logits"][i], r * widths.act[i]));
+        let act = [0, 1].map(|i| f32(["action input", "action hidden"][i], r * widths.act[i]));
+        let answers = f32("logits", s + PART + r * widths.act[2]);
         let bytes = widths.heads.map(|h| encoder_attention::workspace_bytes(device, r, h, d));
         let workspace = plan.add("workspace", DType::U8, &[bytes[0].max(bytes[1])]);
         let arena = Arena::allocate(device, plan)?;
         let t = |slot| arena.tensor(slot);
         Ok(Buffers {
             capacity,
-            ids: t(ids),
-            positions: t(positions),
-            option_ids: t(option_ids),
-            types: t(types),
-            row_starts: t(row_starts),
-            selected: t(selected),
-            selected_starts: t(selected_starts),
-            selected_positions: t(selected_positions),
-            selected_types: t(selected_types),
-            markers: t(markers),
-            firsts: t(firsts),
+            inputs: Upload::new(&t(said))?,
+            said: t(said),
             x: t(x),
             y: t(y),
             z: t(z.unwrap_or(y)),
@@ -164,16 +141,36 @@ impl Buffers {
             sx: t(sx),
             sy: t(sy),
             sz: t(sz.unwrap_or(sy)),
-            firsts_x: t(firsts_x),
             sq: t(sq),
             swide: t(swide),
-            logits: t(logits),
             act: act.map(t),
+            answers: t(answers),
+            fetched: Download::new(&t(answers))?,
             workspace: t(workspace),
             arena,
         })
     }
+
+    /// Sends what the pack of these views says.
+    pub(crate) fn send(&self, v: &Views) -> Result<()> {
+        self.inputs.send_front(&v.said)
+    }
+
+    /// Begins to fetch the answers of a pass over these views.
+    pub(crate) fn fetch(&self, v: &Views) -> Result<()> {
+        self.fetched.start_front(v.answers.numel())
+    }
+
+    /// Waits for them.
+    pub(crate) fn answers(&self, v: &Views) -> Result<Vec<f32>> {
+        let mut answers = vec![0.0; v.answers.numel()];
+        self.fetched.finish_front(&mut answers)?;
+        Ok(answers)
+    }
 }
+
+/// Rows up to this length are promised to be short, which GPUs have a kernel for.
+const SHORT: usize = 128;
 
 /// What a pack of rows says, on the host.
 #[derive(Default)]
@@ -189,6 +186,10 @@ pub(crate) struct Pack {
     /// First token and markers of each row, counted from the start of the pack.
     pub(crate) selected: Vec<i32>,
     pub(crate) selected_starts: Vec<i32>,
+    /// Of each row's logits; one more than there are rows.
+    pub(crate) logit_starts: Vec<i32>,
+    /// No row has more tokens.
+    pub(crate) longest: Option<usize>,
     /// Scores as many markers as there are selected tokens, so that their number follows from the shape; those behind the last are padding.
     pub(crate) all_selected: bool,
 }
@@ -198,8 +199,15 @@ impl Pack {
         self.row_starts.len() - 1
     }
 
-    /// The same rows first, then padding up to `to`: one row of token 0, empty rows, and selected tokens that repeat the last row's first one.
-    pub(crate) fn padded(&self, to: Capacity) -> Pack {
+    /// The shape that stands for it in recorded work, and the promise about its rows' lengths that belongs to it.
+    pub(crate) fn bucket(&self) -> (Capacity, Option<usize>) {
+        let longest = self.longest.filter(|&longest| longest <= SHORT).map(|_| SHORT);
+        (self.capacity().bucket(longest), longest)
+    }
+
+    /// The same rows first, then padding up to its bucket: rows of token 0, empty rows, and selected tokens that repeat the last row's first one.
+    pub(crate) fn padded(&self) -> Pack {
+        let (to, longest) = self.bucket();
         let grown = |values: &[i32], n: usize, with: i32| {
             let mut values = values.to_vec();
             values.resize(n, with);
@@ -209,14 +217,24 @@ impl Pack {
         let mut selected_starts = grown(&self.selected_starts, to.rows + 1, selected);
         selected_starts[self.rows()] = selected;
         let last = self.selected_starts[self.rows() - 1] as usize;
+        let mut row_starts = self.row_starts.clone();
+        let mut end = self.ids.len();
+        row_starts.resize_with(to.rows + 1, || {
+            end = to.tokens.min(end.saturating_add(longest.unwrap_or(usize::MAX)));
+            end as i32
+        });
+        debug_assert_eq!(row_starts.last(), Some(&tokens));
+        let logits = self.logit_starts[self.rows()];
         Pack {
             ids: grown(&self.ids, to.tokens, 0),
             positions: grown(&self.positions, to.tokens, 0),
             option_ids: if self.option_ids.is_empty() { Vec::new() } else { grown(&self.option_ids, to.tokens, 0) },
             types: grown(&self.types, to.tokens, 0),
-            row_starts: grown(&self.row_starts, to.rows + 1, tokens),
+            row_starts,
             selected: grown(&self.selected, to.selected, self.selected[last]),
             selected_starts,
+            logit_starts: grown(&self.logit_starts, to.rows + 1, logits),
+            longest,
             all_selected: true,
         }
     }
@@ -224,6 +242,11 @@ impl Pack {
     pub(crate) fn capacity(&self) -> Capacity {
         Capacity { tokens: self.ids.len(), rows: self.rows(), selected: self.selected.len() }
     }
+}
+
+/// Where the action head's logits start behind those of so many markers.
+fn act_at(markers: usize) -> usize {
+    markers.next_multiple_of(PART)
 }
 
 /// The buffers cut to a pack.
@@ -258,15 +281,23 @@ pub(crate) struct Views {
     pub(crate) sz: Tensor,
     pub(crate) sq: Tensor,
     pub(crate) swide: Tensor,
-    /// `(R, D)` f32: the final states of the first tokens.
-    pub(crate) firsts_x: Tensor,
+    /// One for each marker.
     pub(crate) logits: Tensor,
+    /// Where each row's logits start.
+    pub(crate) logit_starts: Tensor,
+    /// Input, hidden layer and output of the action head.
     pub(crate) act: [Tensor; 3],
+    /// What the host reads: `logits`, and `act[2]` from [`Views::act_at`] on.
+    pub(crate) answers: Tensor,
+    /// No row has more tokens.
+    pub(crate) longest: Option<usize>,
     pub(crate) workspace: Tensor,
+    /// All that the pack says, in the order of the views.
+    said: Vec<i32>,
 }
 
 impl Views {
-    /// Uploads a pack.
+    /// For a pack, which is to be sent before anything reads it.
     pub(crate) fn of(device: &Device, buffers: &Buffers, widths: &Widths, pack: &Pack) -> Result<Self> {
         let Capacity { tokens: n, rows: r, selected: s } = pack.capacity();
         let d = widths.hidden;
@@ -277,26 +308,30 @@ impl Views {
         if pack.all_selected {
             markers.resize(s, 0);
         }
-        let upload = |buffer: &Tensor, values: &[i32]| {
-            let t = buffer.slice(0, &[values.len()])?;
-            t.write_i32(values)?;
-            Ok(t)
+        let mut said: Vec<i32> = Vec::with_capacity(buffers.said.numel());
+        let mut say = |values: &[i32]| {
+            said.resize(said.len().next_multiple_of(PART), 0);
+            said.extend_from_slice(values);
+            buffers.said.slice(said.len() - values.len(), &[values.len()])
         };
         let f = |buffer: &Tensor, rows: usize, cols: usize| buffer.slice(0, &[rows, cols]);
         let b = buffers;
+        let act_at = act_at(markers.len());
         Ok(Views {
             device: device.clone(),
-            ids: upload(&b.ids, &pack.ids)?,
-            positions: upload(&b.positions, &pack.positions)?,
-            option_ids: if pack.option_ids.is_empty() { None } else { Some(upload(&b.option_ids, &pack.option_ids)?) },
-            types: upload(&b.types, &pack.types)?,
-            row_starts: upload(&b.row_starts, &pack.row_starts)?,
-            selected: upload(&b.selected, &pack.selected)?,
-            selected_starts: upload(&b.selected_starts, &pack.selected_starts)?,
-            selected_positions: upload(&b.selected_positions, &of_selected(&pack.positions))?,
-            selected_types: upload(&b.selected_types, &of_selected(&pack.types))?,
-            markers: upload(&b.markers, &markers)?,
-            firsts: upload(&b.firsts, &firsts)?,
+            ids: say(&pack.ids)?,
+            positions: say(&pack.positions)?,
+            option_ids: if pack.option_ids.is_empty() { None } else { Some(say(&pack.option_ids)?) },
+            types: say(&pack.types)?,
+            row_starts: say(&pack.row_starts)?,
+            selected: say(&pack.selected)?,
+            selected_starts: say(&pack.selected_starts)?,
+            selected_positions: say(&of_selected(&pack.positions))?,
+            selected_types: say(&of_selected(&pack.types))?,
+            markers: say(&markers)?,
+            firsts: say(&firsts)?,
+            logit_starts: say(&pack.logit_starts)?,
+            longest: pack.longest,
             x: f(&b.x, n, d)?,
             y: f(&b.y, n, d)?,
             z: f(&b.z, n, d)?,
@@ -306,13 +341,23 @@ impl Views {
             sx: f(&b.sx, s, d)?,
             sy: f(&b.sy, s, d)?,
             sz: f(&b.sz, s, d)?,
-            firsts_x: f(&b.firsts_x, r, d)?,
             sq: f(&b.sq, s, d)?,
             swide: f(&b.swide, s, widths.wide_selected)?,
-            logits: f(&b.logits, markers.len(), 1)?,
-            act: [f(&b.act[0], r, widths.act[0])?, f(&b.act[1], r, widths.act[1])?, f(&b.act[2], r, widths.act[2])?],
+            logits: f(&b.answers, markers.len(), 1)?,
+            act: [
+                f(&b.act[0], r, widths.act[0])?,
+                f(&b.act[1], r, widths.act[1])?,
+                b.answers.slice(act_at, &[r, widths.act[2]])?,
+            ],
+            answers: b.answers.slice(0, &[act_at + r * widths.act[2]])?,
             workspace: b.workspace.clone(),
+            said,
         })
+    }
+
+    /// Where the action head's logits start in the answers.
+    pub(crate) fn act_at(&self) -> usize {
+        act_at(self.logits.numel())
     }
 
     /// What was normalised into `z` becomes the stream.

@@ -1,8 +1,8 @@
 //! Weights in memory: planned from the same code that then fills them.
 
 use tilewright_core::{DType, Result};
-use tilewright_ops::linear::{Activation, Forward, Layout, Weight, forward};
-use tilewright_ops::{Arena, Device, Plan, Slot, Tensor};
+use tilewright_ops::linear::{Activation, Forward, Layout, Normed, Weight, forward, normed};
+use tilewright_ops::{Arena, Device, Plan, Slot, Tensor, layernorm};
 
 /// Where tensors come from, by name: a file, or nothing at all on a null device.
 pub(crate) type Source<'a> = dyn Fn(&Device, &str) -> Result<Tensor> + 'a;
@@ -25,6 +25,19 @@ impl Linear {
     ) -> Result<()> {
         let bias = self.bias.as_ref();
         forward(device, &Forward { x, weight: &self.weight, bias, activation, residual, out })
+    }
+
+    /// `out = activation(LN(x) @ weight^T + bias)`; `norm.out` may or may not hold the normalised rows afterwards.
+    pub(crate) fn normed(
+        &self,
+        device: &Device,
+        norm: layernorm::Forward<'_>,
+        activation: Activation,
+        out: &Tensor,
+    ) -> Result<()> {
+        let (x, bias) = (norm.out, self.bias.as_ref());
+        let layer = Forward { x, weight: &self.weight, bias, activation, residual: None, out };
+        normed(device, &Normed { norm, layer })
     }
 }
 

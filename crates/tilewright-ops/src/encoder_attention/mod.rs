@@ -25,7 +25,7 @@ use tilewright_core::{Error, Result};
 
 use crate::check::Check;
 use crate::cpu::element::with_element;
-use crate::{DType, Device, Tensor};
+use crate::{DType, Device, Tensor, rope};
 
 /// The largest head size.
 pub const MAX_HEAD: usize = 256;
@@ -39,12 +39,29 @@ pub struct Selected<'a> {
     pub tokens: &'a Tensor,
 }
 
+/// A rotary embedding of queries and keys, see [`crate::rope`].
+#[derive(Clone, Copy)]
+pub struct Rotation<'a> {
+    /// `(P, hs)` f32, read: from [`crate::rope::table`].
+    pub table: &'a Tensor,
+    /// `(N)` i32, read: the position of each token.
+    pub positions: &'a Tensor,
+    /// `(M)` i32, read: the position of each query; `None`: that of its token, where every token is a query.
+    pub query_positions: Option<&'a Tensor>,
+}
+
 /// `out (M, D) = attention`; see the module's words.
+#[derive(Clone, Copy)]
 pub struct Forward<'a> {
     /// `(M, >= D)`, read: columns `0..D` are the queries, head `h` in columns `h*hs..(h+1)*hs`. May be the same tensor as `kv`.
     pub q: &'a Tensor,
     /// `(N, W)`, read: keys and, in the next `D` columns, values, heads as in `q`.
     pub kv: &'a Tensor,
+    /// Turns queries and keys before they meet. `q` and `kv` hold either turned or given values afterwards. Queries have to start at column 0, and keys
+    /// at column 0 or, in the tensor that holds the queries, at column `D`.
+    pub rotation: Option<Rotation<'a>>,
+    /// No row has more tokens than this; `None` promises nothing. What was recorded under a promise is replayed for rows that keep it.
+    pub longest: Option<usize>,
     /// First column of the keys: `D` where `kv` holds packed queries, keys and values `(N, 3D)`, 0 where it holds keys and values.
     pub key_column: usize,
     /// `H`; divides `D`.
@@ -70,11 +87,10 @@ pub fn workspace_bytes(device: &Device, rows: usize, heads: usize, d: usize) -> 
     cpu::workspace_words(device.threads(), rows, d / heads.max(1)) * size_of::<f32>()
 }
 
-/// Runs [`Forward`].
-pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
-    let check = Check::new("encoder_attention.forward", device);
-    let Forward { q, kv, key_column, heads, row_starts, selected, window, positions, option_ids, out, workspace } =
-        *args;
+/// Checks the call and tells `M`, the head size and the workspace in words.
+fn checked(check: &Check<'_>, args: &Forward<'_>) -> Result<(usize, usize, Tensor)> {
+    let device = check.device;
+    let Forward { q, kv, key_column, heads, row_starts, selected, positions, option_ids, out, workspace, .. } = *args;
     let ((m, q_width), (n, kv_width)) = (q.shape().as_matrix(), kv.shape().as_matrix());
     let (_, d) = out.shape().as_matrix();
     let dtype = q.dtype();
@@ -113,25 +129,94 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     check.workspace(workspace, words * size_of::<f32>())?;
     let scratch = workspace.reinterpret(0, DType::F32, &[words])?;
     check.disjoint(&[("out", out), ("workspace", &scratch)], &inputs)?;
+    if let Some(rotation) = &args.rotation {
+        check.typed("rotation.table", rotation.table, DType::F32, &[rotation.table.shape().as_matrix().0, head])?;
+        check.typed("rotation.positions", rotation.positions, DType::I32, &[n])?;
+        if let Some(positions) = rotation.query_positions {
+            check.typed("rotation.query_positions", positions, DType::I32, &[m])?;
+        }
+        check.argument((key_column == 0 && !q.overlaps(kv)) || (key_column == d && q.same_memory(kv)), || {
+            format!("keys from column {key_column} on cannot be turned; let them start at 0, or at D = {d} of the tensor of the queries")
+        })?;
+        check.argument(rotation.query_positions.is_some() || selected.is_none(), || {
+            "selected queries need `rotation.query_positions`".into()
+        })?;
+    }
+    Ok((m, head, scratch))
+}
+
+/// What the values of a call say, where the host can see them.
+fn checked_values(check: &Check<'_>, args: &Forward<'_>, m: usize) -> Result<()> {
+    in_order(check, args.row_starts, &args.selected, args.kv.shape().as_matrix().0, m)?;
+    short_enough(check, args.row_starts, args.longest)?;
+    if let Some(Rotation { table, positions, query_positions }) = args.rotation {
+        let longest = table.shape().as_matrix().0;
+        rope::in_range(check, positions, longest)?;
+        query_positions.map_or(Ok(()), |positions| rope::in_range(check, positions, longest))?;
+    }
+    Ok(())
+}
+
+/// Runs [`Forward`].
+pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
+    let check = Check::new("encoder_attention.forward", device);
+    let (m, head, scratch) = checked(&check, args)?;
+    let Forward { kv, row_starts, window, .. } = *args;
+    let turned = turn(device, args, head)?;
+    let args = &turned;
     match device {
         Device::Cpu(cpu) => {
-            in_order(&check, row_starts, &selected, n, m)?;
-            with_element!(dtype, T => cpu::forward::<T>(cpu, args, head, &scratch));
+            checked_values(&check, args, m)?;
+            with_element!(args.q.dtype(), T => cpu::forward::<T>(cpu, args, head, &scratch));
         }
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => {
-            in_order(&check, row_starts, &selected, n, m)?;
+            checked_values(&check, args, m)?;
             cuda::forward(cuda, args, m, head)?;
         }
         Device::Null(null) => {
             // Lengths are data; rows of equal length stand for them.
-            let length = n.div_ceil(rows.max(1));
+            let (n, d) = (kv.shape().as_matrix().0, args.out.shape().as_matrix().1);
+            let length = n.div_ceil((row_starts.numel() - 1).max(1));
             let seen = window.map_or(length, |half| length.min(half.saturating_mul(2).saturating_add(1)));
-            let bytes = (2 * m + 2 * n) * d * dtype.size();
+            let bytes = (2 * m + 2 * n) * d * args.q.dtype().size();
             null.record(check.op, 4 * (m * seen * d) as u64, bytes as u64);
         }
     }
     Ok(())
+}
+
+/// Turns queries and keys where they lie, unless the kernel does it itself, and tells what remains to be done.
+#[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
+fn turn<'a>(device: &Device, args: &Forward<'a>, head: usize) -> Result<Forward<'a>> {
+    #[cfg(feature = "cuda")]
+    if matches!(device, Device::Cuda(_)) && cuda::turns(args, head) {
+        return Ok(*args);
+    }
+    if let Some(Rotation { table, positions, query_positions }) = args.rotation {
+        let (q, kv, heads) = (args.q, args.kv, args.heads);
+        if args.key_column > 0 {
+            // The checks leave only queries and keys side by side.
+            rope::forward(device, &rope::Forward { x: q, heads: 2 * heads, positions, table })?;
+        } else {
+            rope::forward(device, &rope::Forward { x: kv, heads, positions, table })?;
+            let positions = query_positions.unwrap_or(positions);
+            rope::forward(device, &rope::Forward { x: q, heads, positions, table })?;
+        }
+    }
+    Ok(Forward { rotation: None, ..*args })
+}
+
+/// No row breaks the promise of `longest`.
+fn short_enough(check: &Check<'_>, row_starts: &Tensor, longest: Option<usize>) -> Result<()> {
+    let (Some(longest), Some(starts)) = (longest, row_starts.ids()?) else { return Ok(()) };
+    match starts.windows(2).position(|pair| (pair[1] - pair[0]) as usize > longest) {
+        None => Ok(()),
+        Some(row) => Err(Error::Argument {
+            op: check.op,
+            what: format!("row {row} has {} tokens, more than `longest`, {longest}", starts[row + 1] - starts[row]),
+        }),
+    }
 }
 
 /// Rows and selected queries follow each other and lie where they must.

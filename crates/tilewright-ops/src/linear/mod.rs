@@ -34,7 +34,7 @@ use tilewright_core::{DType, Error, Result};
 
 use crate::check::Check;
 use crate::gelu::Gelu;
-use crate::{Device, Tensor};
+use crate::{Device, Tensor, layernorm};
 pub use weight::{Layout, Weight};
 
 /// What is applied to the product and its bias.
@@ -66,13 +66,70 @@ pub struct Forward<'a> {
     pub out: &'a Tensor,
 }
 
+/// A layer normalisation and the layer that reads its result.
+pub struct Normed<'a> {
+    /// Its `out` is the layer's `x`. A device that does both at once leaves `out`, `mean` and `rstd` as they were.
+    pub norm: layernorm::Forward<'a>,
+    /// The layer.
+    pub layer: Forward<'a>,
+}
+
+/// Runs [`Normed`].
+pub fn normed(device: &Device, args: &Normed<'_>) -> Result<()> {
+    let Normed { norm, layer } = args;
+    let check = Check::new("linear.normed", device);
+    check.argument(layer.x.same_memory(norm.out), || "`layer.x` is not `norm.out`; pass one tensor as both".into())?;
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(cuda) = device {
+        let m = checked(&check, layer)?;
+        let k = layer.weight.shape().1;
+        check.matrix("norm.x", norm.x, m, k)?;
+        check.typed("norm.weight", norm.weight, DType::F32, &[k])?;
+        if let Some(bias) = norm.bias {
+            check.typed("norm.bias", bias, DType::F32, &[k])?;
+        }
+        if m > 0 && cuda::normed(cuda, args, m)? {
+            return Ok(());
+        }
+    }
+    layernorm::forward(device, norm)?;
+    forward(device, layer)
+}
+
 /// Runs [`Forward`].
 pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
-    let Forward { x, weight, bias, activation, residual, out } = *args;
+    let Forward { residual, out, .. } = *args;
     let check = Check::new("linear.forward", device);
+    let m = checked(&check, args)?;
+    match device {
+        Device::Cpu(cpu) => cpu::forward(cpu, args, m),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::forward(cuda, args, m)?,
+        Device::Null(null) => {
+            let (n, k) = args.weight.shape();
+            let moved: usize = inputs(args).iter().map(|(_, t)| t.bytes()).sum();
+            let again = residual.map_or(0, |t| if t.same_memory(out) { t.bytes() } else { 0 });
+            null.record(check.op, 2 * m as u64 * n as u64 * k as u64, (moved + again + out.bytes()) as u64);
+        }
+    }
+    Ok(())
+}
+
+/// What is read, without a residual that is the output itself.
+fn inputs<'a>(args: &Forward<'a>) -> Vec<(&'static str, &'a Tensor)> {
+    let Forward { x, weight, bias, residual, out, .. } = *args;
+    let mut inputs = vec![("x", x), ("weight", weight.memory())];
+    inputs.extend(bias.map(|t| ("bias", t)));
+    inputs.extend(residual.filter(|t| !t.same_memory(out)).map(|t| ("residual", t)));
+    inputs
+}
+
+/// Checks the call and tells `M`.
+fn checked(check: &Check<'_>, args: &Forward<'_>) -> Result<usize> {
+    let Forward { x, weight, bias, activation, residual, out } = *args;
     let (n, k) = weight.shape();
     let m = x.shape().as_matrix().0;
-    input_or_output(&check, "x", x, m, k)?;
+    input_or_output(check, "x", x, m, k)?;
     check.on_device("weight", weight.memory())?;
     check.argument((activation == Activation::Geglu) == (weight.layout() == Layout::Gated), || {
         "`Activation::Geglu` and a weight packed as `Layout::Gated` go together; pack the weight as `Plain` for other activations".into()
@@ -82,24 +139,11 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
         check.typed("bias", bias, DType::F32, &[n])?;
     }
     if let Some(residual) = residual {
-        matrix(&check, "residual", residual, m, columns)?;
+        matrix(check, "residual", residual, m, columns)?;
     }
-    input_or_output(&check, "out", out, m, columns)?;
-    let mut inputs = vec![("x", x), ("weight", weight.memory())];
-    inputs.extend(bias.map(|t| ("bias", t)));
-    inputs.extend(residual.filter(|t| !t.same_memory(out)).map(|t| ("residual", t)));
-    check.disjoint(&[("out", out)], &inputs)?;
-    match device {
-        Device::Cpu(cpu) => cpu::forward(cpu, args, m),
-        #[cfg(feature = "cuda")]
-        Device::Cuda(cuda) => cuda::forward(cuda, args, m)?,
-        Device::Null(null) => {
-            let moved: usize = inputs.iter().map(|(_, t)| t.bytes()).sum();
-            let again = residual.map_or(0, |t| if t.same_memory(out) { t.bytes() } else { 0 });
-            null.record(check.op, 2 * m as u64 * n as u64 * k as u64, (moved + again + out.bytes()) as u64);
-        }
-    }
-    Ok(())
+    input_or_output(check, "out", out, m, columns)?;
+    check.disjoint(&[("out", out)], &inputs(args))?;
+    Ok(m)
 }
 
 /// `x` or `out`: f32, or on a GPU any float type.

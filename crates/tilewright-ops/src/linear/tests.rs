@@ -1,6 +1,7 @@
 //! The case table: shapes, activations and precisions on every device of the machine.
 
 mod contract;
+mod fused;
 mod invariance;
 mod values;
 

@@ -112,7 +112,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     Ok(())
 }
 
-fn in_range(check: &Check<'_>, positions: &Tensor, longest: usize) -> Result<()> {
+/// Every position lies in a table of so many.
+pub(crate) fn in_range(check: &Check<'_>, positions: &Tensor, longest: usize) -> Result<()> {
     let Some(positions) = positions.ids()? else { return Ok(()) };
     match positions.iter().position(|&p| usize::try_from(p).map_or(true, |p| p >= longest)) {
         None => Ok(()),

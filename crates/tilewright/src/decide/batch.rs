@@ -192,6 +192,7 @@ pub fn run(args: &Args, what: Option<&What>) -> Result<()> {
     bar.finish_and_clear();
     let before = if skipped > 0 { format!(", {skipped} were answered before") } else { String::new() };
     eprintln!("answered {answered} lines in {:.1} s{before}", start.elapsed().as_secs_f64());
+    models.tell_passes();
     if stop.load(Ordering::SeqCst) && !ended {
         if args.to.output.is_some() {
             eprintln!("stopped; the same command goes on from here");

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use tilewright_core::DType;
 use tilewright_decide::route::{Router, Source, canonical_name};
 use tilewright_decide::{Agent, CalibrationFile, Limits, Tokenizer};
-use tilewright_models::laya::{Checkpoint, GPU_PACK_TOKENS, Laya, LoadOptions, PACK_TOKENS};
+use tilewright_models::laya::{Checkpoint, GPU_PACK_TOKENS, Laya, LoadOptions, PACK_TOKENS, Passes, SHAPE_POLICY};
 use tilewright_serve::{Loaded, Loader, ModelSource};
 
 use crate::device::DeviceName;
@@ -63,6 +63,31 @@ pub struct Models {
     pub router: Router<LayaAgent>,
     /// The name of the only one, if it was given without a name: then nothing is chosen.
     pub only: Option<&'static str>,
+}
+
+impl Models {
+    /// Tells what first calls of a shape cost on a GPU, apart from those that were replayed.
+    pub fn tell_passes(&mut self) {
+        let loaded: Vec<String> = self.router.loaded().map(str::to_owned).collect();
+        for name in loaded {
+            let Ok(agent) = self.router.agent(&name) else { continue };
+            if let Some(line) = passes_line(&agent.scorer_mut().passes()) {
+                eprintln!("note: {line}");
+            }
+        }
+    }
+}
+
+/// `None` where nothing was recorded: processors have no first calls.
+fn passes_line(passes: &Passes) -> Option<String> {
+    let &Passes { shapes, first, first_seconds, replays, replay_seconds, .. } = passes;
+    let each =
+        if replays > 0 { format!(", {:.2} ms each", 1e3 * replay_seconds / replays as f64) } else { String::new() };
+    (first > 0).then(|| {
+        format!(
+            "{shapes} shapes: first and recording calls {first} in {first_seconds:.2} s; replayed {replays} in {replay_seconds:.2} s{each}"
+        )
+    })
 }
 
 impl ModelArgs {
@@ -226,6 +251,9 @@ impl ModelArgs {
                 (None, false) => None,
             };
             let model = Laya::load(&checkpoint, &options)?;
+            if model.device().is_gpu() {
+                eprintln!("note: {}: {SHAPE_POLICY}", model.device().name());
+            }
             let mut agent = Agent::new(model, tokenizer, checkpoint.agent().clone())
                 .with_limits(Limits { row_tokens: checkpoint.encoder().max_positions })
                 .with_model(Some(dir.to_string_lossy().into_owned()), sha256);
@@ -248,6 +276,15 @@ fn is_named(given: &Given, key: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn first_calls_are_told_apart_from_replayed_ones_and_only_where_there_are_any() {
+        assert_eq!(passes_line(&Passes::default()), None);
+        let passes =
+            Passes { shapes: 2, first: 3, first_seconds: 0.5, replays: 4, replay_seconds: 0.01, device_seconds: 0.0 };
+        let line = passes_line(&passes).unwrap();
+        assert_eq!(line, "2 shapes: first and recording calls 3 in 0.50 s; replayed 4 in 0.01 s, 2.50 ms each");
+    }
 
     #[test]
     fn a_name_stands_before_the_first_equals_sign_unless_it_is_a_path() {

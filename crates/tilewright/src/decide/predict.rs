@@ -253,6 +253,7 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let reply = args.how.answer(&mut models, &request, Some(&what))?;
+    models.tell_passes();
     for warning in &reply.prediction.warnings {
         eprintln!("note: {warning}");
     }

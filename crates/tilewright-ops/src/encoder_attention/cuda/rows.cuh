@@ -71,3 +71,24 @@ TW_FORCE void key_range(const Call& c, const Tile& tile, int& from, int& to) {
     i64 end = tile.offset + tile.queries + c.window;
     to = end < tile.length ? int(end) : tile.length;
 }
+
+#ifdef TW_HEAD
+// Turns eight channels of a row of a tile in shared memory, whose 16-byte chunks are permuted (chunk ^ row % 8), and their partners by the angles of its
+// position, rounded as they would be in memory.
+TW_FORCE void turn(T* tile, int row, int chunk, const float* angles) {
+    Pack<T>*a = (Pack<T>*)(tile + row * TW_HEAD + ((chunk ^ (row & 7)) * 8)), *b = (Pack<T>*)(tile + row * TW_HEAD + (((chunk + TW_HEAD / 16) ^ (row & 7)) * 8));
+    Pack<T> x = *a, y = *b;
+#pragma unroll
+    for (int n = 0; n < 8; n += 4) {
+        float4 cosines = *(const float4*)(angles + n), sines = *(const float4*)(angles + TW_HEAD / 2 + n);
+        float cs[4] = {cosines.x, cosines.y, cosines.z, cosines.w}, sn[4] = {sines.x, sines.y, sines.z, sines.w};
+#pragma unroll
+        for (int m = 0; m < 4; m++) {
+            float u = to_f32(x.v[n + m]), w = to_f32(y.v[n + m]);
+            x.v[n + m] = from_f32<T>(u * cs[m] - w * sn[m]);
+            y.v[n + m] = from_f32<T>(w * cs[m] + u * sn[m]);
+        }
+    }
+    *a = x, *b = y;
+}
+#endif

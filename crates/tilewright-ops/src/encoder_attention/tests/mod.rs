@@ -5,9 +5,10 @@ mod lengths;
 mod masks;
 mod properties;
 mod selected;
+mod short;
 
 use super::reference::{self, Pack};
-use super::{Forward, Selected, forward, workspace_bytes};
+use super::{Forward, Rotation, Selected, forward, workspace_bytes};
 use crate::testing::{FLOATS, Random, assert_close, devices, poisoned, random, workspace};
 use crate::{DType, Device, Tensor};
 
@@ -83,6 +84,8 @@ impl Call {
         Forward {
             q: self.q.as_ref().unwrap_or(&self.qkv),
             kv: &self.qkv,
+            rotation: None,
+            longest: None,
             key_column: self.pack.d(),
             heads: self.pack.heads,
             row_starts: &self.row_starts,

@@ -23,6 +23,7 @@ template <class FROM, class TO> TW_FORCE void one(const FROM* table, const int* 
 
 // `wide`: rows are whole groups of four elements, and aligned to them.
 extern "C" __global__ void __launch_bounds__(256) forward(const T* table, const int* index, void* out, int out_code, int width, int wide) {
+    wait_for_inputs();
     if (out_code == 0) one(table, index, (float*)out, width, wide);
     else if (out_code == 1) one(table, index, (f16*)out, width, wide);
     else one(table, index, (bf16*)out, width, wide);

@@ -29,5 +29,5 @@ pub(super) fn forward(cuda: &Cuda, args: &Forward<'_>, width: usize) -> Result<(
         Arg::Int(width as i32),
         Arg::Int(i32::from(wide)),
     ];
-    cuda.launch("gather.forward", &SOURCE.typed("forward", table.dtype()), [index.numel(), 1, 1], 256, 0, &list)
+    cuda.launch_early("gather.forward", &SOURCE.typed("forward", table.dtype()), [index.numel(), 1, 1], 256, 0, &list)
 }

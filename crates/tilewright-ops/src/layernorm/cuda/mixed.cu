@@ -15,6 +15,7 @@ TW_FORCE float normalised(float x, float mean, float rstd, float weight, const f
 // Rows of whole groups of four elements, at most 32 * FLOATS of them.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 forward(const float* x, const T* branch, float* sum, const float* weight, const float* bias, float eps, T* out, float* mean_out, float* rstd_out, i64 n, int c) {
+    wait_for_inputs();
     i64 row = i64(blockIdx.x) * WARPS + threadIdx.x / 32;
     int lane = threadIdx.x % 32;
     if (row >= n) return;
@@ -59,6 +60,7 @@ forward(const float* x, const T* branch, float* sum, const float* weight, const 
 // Any width and alignment: the row is read again for each pass.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 forward_any(const float* x, const T* branch, float* sum, const float* weight, const float* bias, float eps, T* out, float* mean_out, float* rstd_out, i64 n, int c) {
+    wait_for_inputs();
     i64 row = i64(blockIdx.x) * WARPS + threadIdx.x / 32;
     int lane = threadIdx.x % 32;
     if (row >= n) return;

@@ -76,7 +76,11 @@ pub(super) fn forward(cuda: &Cuda, n: usize, c: usize, args: &Forward<'_>) -> Re
         Arg::Long(n as i64),
         Arg::Int(c as i32),
     ];
-    cuda.launch("layernorm.forward", &kernel, [n.div_ceil(WARPS), 1, 1], 32 * WARPS, 0, &args)
+    let grid = [n.div_ceil(WARPS), 1, 1];
+    if mixed {
+        return cuda.launch_early("layernorm.forward", &kernel, grid, 32 * WARPS, 0, &args);
+    }
+    cuda.launch("layernorm.forward", &kernel, grid, 32 * WARPS, 0, &args)
 }
 
 pub(super) fn recompute(cuda: &Cuda, n: usize, c: usize, args: &Recompute<'_>) -> Result<()> {

@@ -54,6 +54,23 @@ finish(const T* product, const float* bias, int activation, const float* residua
     else finish_rows<1>(product, bias, activation, residual, out, rows, columns);
 }
 
+// A layer of few results, in f32 arithmetic: a warp each. x is rounded to the weight's type.
+extern "C" __global__ void __launch_bounds__(256)
+narrow(const void* x, int x_code, const T* weight, const float* bias, int activation, const float* residual, void* out, int out_code, int m, int columns, int k) {
+    wait_for_inputs();
+    int e = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (e >= m * columns) return;
+    int row = e / columns, column = e % columns;
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int p = lane; p < k; p += 32) sum += to_f32(from_f32<T>(load_any(x, i64(row) * k + p, x_code))) * to_f32(weight[i64(column) * k + p]);
+    sum = warp_sum(sum);
+    if (lane > 0) return;
+    float z = activated(activation, sum + (bias ? bias[column] : 0.0f));
+    if (residual) z += residual[e];
+    store_any(out, e, out_code, z);
+}
+
 // The whole layer in f32 arithmetic, for weights of type T: x is rounded to it. A block makes 64 x 32 outputs, of a gated weight from both halves.
 #define TILE_M 64
 #define TILE_N 32

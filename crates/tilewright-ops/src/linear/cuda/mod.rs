@@ -1,11 +1,15 @@
-//! Linear layers on CUDA: products by cuBLASLt, what follows them by one kernel of our own.
+//! Linear layers on CUDA: products by cuBLASLt, what follows them by one kernel of our own. On Hopper gated products of many rows and all layers of a few rows
+//! are kernels of our own as a whole (`gated.cu`, `few.cu`).
 //!
 //! A weight lies as rows `(N, K)` in its type. `x` is rounded to the weight's type, products are summed in f32. A gated product, and one that needs more than
 //! a bias-free sum, goes some rows at a time through scratch that stays in the second-level cache.
 
+pub(crate) mod few;
+pub(crate) mod gated;
+
 use tilewright_core::{DType, Result};
 
-use super::{Activation, Forward};
+use super::{Activation, Forward, Normed};
 use crate::Tensor;
 use crate::gelu;
 use crate::runtime::cuda::cublaslt::{Epilogue, Matrix, Product};
@@ -21,6 +25,11 @@ pub(crate) static SOURCE: Source = Source {
 };
 
 const OP: &str = "linear.forward";
+
+/// Columns up to which a warp makes one result, and results up to which it does whatever the shape.
+const NARROW: usize = 8;
+/// See [`NARROW`].
+const FEW_RESULTS: usize = 1024;
 
 /// How kernels know an activation.
 fn activation_code(activation: Activation) -> i32 {
@@ -63,10 +72,15 @@ struct Layer<'a> {
 pub(super) fn forward(cuda: &Cuda, args: &Forward<'_>, m: usize) -> Result<()> {
     let (n, k) = args.weight.shape();
     let columns = if args.activation == Activation::Geglu { n / 2 } else { n };
-    if m == 0 || columns == 0 {
+    if m == 0 || columns == 0 || few::forward(cuda, OP, args, None, m)? || gated::forward(cuda, OP, args, m)? {
         return Ok(());
     }
     Layer { args, n, k, columns }.run(cuda, m)
+}
+
+/// Runs both at once; `false`: they have to be run one behind the other, and nothing was launched.
+pub(super) fn normed(cuda: &Cuda, args: &Normed<'_>, m: usize) -> Result<bool> {
+    few::forward(cuda, "linear.normed", &args.layer, Some(&args.norm), m)
 }
 
 /// Rows of a chunk, of which each needs so much scratch: all of them, or equal chunks of whole tiles.
@@ -84,6 +98,9 @@ impl Layer<'_> {
     fn run(&self, cuda: &Cuda, m: usize) -> Result<()> {
         let Forward { x, weight, bias, activation, residual, out } = *self.args;
         let (precision, size) = (weight.dtype(), out.dtype().size());
+        if activation != Activation::Geglu && (self.columns <= NARROW || m * self.columns <= FEW_RESULTS) {
+            return self.alone(cuda, "narrow", [(m * self.columns).div_ceil(8), 1, 1], 0, m);
+        }
         let converted = x.dtype() != precision;
         // A sum is added to `out` where it lies, by the library; everything else passes through scratch or is finished in place.
         let added = residual.is_some() && activation == Activation::None && out.dtype() == DType::F32;
@@ -161,6 +178,11 @@ impl Layer<'_> {
 
     /// The whole layer by one kernel, for `count` rows from `first` on.
     fn general(&self, cuda: &Cuda, first: usize, count: usize) -> Result<()> {
+        let grid = [self.columns.div_ceil(32), count.div_ceil(64), 1];
+        self.alone(cuda, "general", grid, first, count)
+    }
+
+    fn alone(&self, cuda: &Cuda, entry: &'static str, grid: [usize; 3], first: usize, count: usize) -> Result<()> {
         let Forward { x, weight, bias, activation, residual, out } = *self.args;
         let at = |t: &Tensor, width: usize| Arg::Address(t.cuda_address() + (first * width * t.dtype().size()) as u64);
         let list = [
@@ -176,7 +198,10 @@ impl Layer<'_> {
             Arg::Int(self.columns as i32),
             Arg::Int(self.k as i32),
         ];
-        let grid = [self.columns.div_ceil(32), count.div_ceil(64), 1];
-        cuda.launch(OP, &SOURCE.typed("general", weight.dtype()), grid, 256, 0, &list)
+        let kernel = SOURCE.typed(entry, weight.dtype());
+        if entry == "narrow" {
+            return cuda.launch_early(OP, &kernel, grid, 256, 0, &list);
+        }
+        cuda.launch(OP, &kernel, grid, 256, 0, &list)
     }
 }

@@ -5,28 +5,22 @@
 //! largest logit that this could overflow is found by its sum, and its 256 rows are made again relative to their log-sum-exp. So bf16 rounds each
 //! weight of the vocabulary once and each scaled hidden row once; log-sum-exp, losses and products are f32.
 
-use tilewright_core::{DType, Error, Result};
+use tilewright_core::{DType, Result};
 
-use super::tensor_map::TensorMap;
 use super::{Cut, Head, Outputs, Tiles, stride};
 use crate::Tensor;
 use crate::runtime::cuda::launch::aligned;
+use crate::runtime::cuda::tiles::{COLUMNS, Job, PAIR, TensorMap, clusters, tiles};
 use crate::runtime::cuda::{Arg, Cuda, Source};
 
 pub(crate) static SOURCE: Source = Source {
     name: "linear_cross_entropy/hopper.cu",
-    text: include_str!("hopper.cu"),
+    text: tiles!("hopper.cu"),
     parameters: &["TW_TYPE"],
     variants: &[&[1], &[2]],
     exact: false,
 };
 
-/// Rows of a tile pair and columns of a tile: what two blocks of a cluster make at once.
-const PAIR: usize = 256;
-const COLUMNS: usize = 256;
-const THREADS: usize = 384;
-/// Four steps of 64 terms of 128 + 256 rows in 16 bits, and room to align them.
-const SHARED: usize = 4 * (128 + 256) * 64 * 2 + 1024;
 /// Bytes of statistics of tiles that `forward` keeps, at most (but always of one pair of tiles).
 const STATISTICS: usize = 56 << 20;
 /// Bytes of the workspace of `forward_backward`, at most, as far as the rows of a chunk can be chosen.
@@ -62,8 +56,7 @@ impl Plan {
     pub(super) fn of(cuda: &Cuda, tiles: &Tiles) -> Option<Plan> {
         let &Tiles { n, d, vp, asked } = tiles;
         let fits = cuda.info().capability.0 == 9 && n > 0 && d.is_multiple_of(8) && TensorMap::available();
-        let clusters = (cuda.info().multiprocessors as usize / 2).max(1);
-        fits.then_some(Plan { n, d, vp, clusters, asked: asked.map(|a| a[0]) })
+        fits.then_some(Plan { n, d, vp, clusters: clusters(cuda), asked: asked.map(|a| a[0]) })
     }
 
     fn tiles(&self) -> usize {
@@ -158,14 +151,6 @@ impl Plan {
     }
 }
 
-/// The one parameter of an entry that multiplies.
-struct Job {
-    a: TensorMap,
-    b: TensorMap,
-    pointers: [u64; 4],
-    numbers: [usize; 8],
-}
-
 impl Head<'_> {
     /// Whether both factors are such as the matrix units take.
     pub(super) fn suits_hopper(&self) -> bool {
@@ -174,26 +159,16 @@ impl Head<'_> {
     }
 
     fn map(&self, t: &Tensor, rows: usize, columns: usize, ld: usize, box_rows: u32) -> Result<TensorMap> {
-        TensorMap::new(t, rows, columns, ld, box_rows).ok_or_else(|| Error::Driver {
-            op: self.op,
-            device: self.cuda.name(),
-            what: format!("cuTensorMapEncodeTiled refuses {rows} rows of {columns} columns, {ld} apart"),
-            hint: "report it with this text".into(),
-        })
+        TensorMap::new(self.cuda, self.op, (t.cuda_address(), t.dtype()), (rows, columns, ld), box_rows)
     }
 
     fn hopper(&self, entry: &'static str, blocks: usize, threads: usize, args: &[Arg<'_>]) -> Result<()> {
         self.cuda.launch(self.op, &SOURCE.typed(entry, self.weight.dtype()), [blocks, 1, 1], threads, 0, args)
     }
 
-    /// A product over `tiles` pairs of tiles. The struct is passed as its words: a parameter's bytes are read from the place of its first word on.
-    fn multiply(&self, plan: &Plan, entry: &'static str, tiles: usize, job: &Job) -> Result<()> {
-        let int = |i: usize| u64::from(job.numbers[i] as u32);
-        let numbers = [0, 2, 4, 6].map(|i| int(i) | int(i + 1) << 32);
-        let words = job.a.0.iter().chain(&job.b.0).chain(&job.pointers).chain(&numbers);
-        let args: Vec<Arg<'_>> = words.map(|&word| Arg::Long(word as i64)).collect();
-        let kernel = SOURCE.typed(entry, self.weight.dtype());
-        self.cuda.launch(self.op, &kernel, [2 * plan.clusters.min(tiles), 1, 1], THREADS, SHARED, &args)
+    /// A product over `tiles` pairs of tiles.
+    fn multiply(&self, entry: &'static str, tiles: usize, job: &Job) -> Result<()> {
+        job.launch(self.cuda, self.op, &SOURCE.typed(entry, self.weight.dtype()), tiles, false)
     }
 
     /// `SOURCE`'s `target_logits`.
@@ -235,7 +210,7 @@ impl Head<'_> {
                 pointers: [statistics.cuda_address(), 0, 0, 0],
                 numbers: [rows, self.vocab, d.div_ceil(64), 8, 0, 0, 0, 0],
             };
-            self.multiply(plan, "statistics", pairs(rows) * tiles, &job)?;
+            self.multiply("statistics", pairs(rows) * tiles, &job)?;
             let args = [
                 Arg::Tensor(&statistics),
                 Arg::Int(tiles as i32),
@@ -306,14 +281,14 @@ impl Head<'_> {
                 pointers: [float.cuda_address(), whole.cuda_address(), 0, 0],
                 numbers: [self.vocab, d, rows.div_ceil(64), 8, add, 0, 0, 0],
             };
-            self.multiply(plan, entry, pairs(self.vocab) * columns, &job)?;
+            self.multiply(entry, pairs(self.vocab) * columns, &job)?;
             let job = Job {
                 a: self.map(&chunk.kept, rows, self.vocab, chunk.ld, 128)?,
                 b: self.map(self.weight, self.vocab, d, d, 64)?,
                 pointers: [chunk.dhidden.cuda_address(), chunk.factor.cuda_address(), 0, 0],
                 numbers: [rows, d, self.vocab.div_ceil(64), 4, 0, 0, 0, 0],
             };
-            self.multiply(plan, "hidden_gradient", pairs(rows) * columns, &job)?;
+            self.multiply("hidden_gradient", pairs(rows) * columns, &job)?;
         }
         if sums == Sums::Float { self.store(&float, &dweight, out.accumulate) } else { Ok(()) }
     }
@@ -326,7 +301,7 @@ impl Head<'_> {
         let (a, b) = (self.map(hidden, rows, d, d, 128)?, self.map(self.weight, self.vocab, d, d, 128)?);
         let product = |entry, pointers| {
             let numbers = [rows, self.vocab, d.div_ceil(64), 8, *ld, 0, 0, 0];
-            self.multiply(plan, entry, pairs(rows) * tiles, &Job { a, b, pointers, numbers })
+            self.multiply(entry, pairs(rows) * tiles, &Job { a, b, pointers, numbers })
         };
         let [at_statistics, at_reference, at_kept, at_flags] =
             [statistics, reference, kept, flags].map(Tensor::cuda_address);

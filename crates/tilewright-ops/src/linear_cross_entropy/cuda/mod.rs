@@ -5,7 +5,6 @@
 //! On Hopper `forward` of 16-bit factors and `forward_backward` in bf16 have their own kernels (`hopper`); the rest is for every chip.
 
 mod hopper;
-mod tensor_map;
 
 use tilewright_core::{DType, Result};
 

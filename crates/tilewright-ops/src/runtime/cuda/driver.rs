@@ -47,6 +47,7 @@ functions! {
         launch = "cuLaunchKernel"(
             Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void,
         );
+        launch_with = "cuLaunchKernelEx"(*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
         capture_begin = "cuStreamBeginCapture_v2"(Handle, c_int);
         capture_end = "cuStreamEndCapture"(Handle, *mut Handle);
         graph_instantiate = "cuGraphInstantiateWithFlags"(*mut Handle, Handle, u64);
@@ -55,6 +56,32 @@ functions! {
         graph_destroy = "cuGraphDestroy"(Handle);
         error_name = "cuGetErrorName"(Status, *mut *const c_char);
         error_string = "cuGetErrorString"(Status, *mut *const c_char);
+    }
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub(super) struct LaunchConfig {
+    pub(super) grid: [c_uint; 3],
+    pub(super) block: [c_uint; 3],
+    pub(super) shared: c_uint,
+    pub(super) stream: Handle,
+    pub(super) attributes: *mut LaunchAttribute,
+    pub(super) count: c_uint,
+}
+
+/// `CUlaunchAttribute`: which, and its value.
+#[repr(C)]
+pub(super) struct LaunchAttribute {
+    id: c_int,
+    unused: c_int,
+    value: [u64; 8],
+}
+
+impl LaunchAttribute {
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel waits for what is in front of it by itself.
+    pub(super) fn early() -> Self {
+        LaunchAttribute { id: 6, unused: 0, value: [1, 0, 0, 0, 0, 0, 0, 0] }
     }
 }
 

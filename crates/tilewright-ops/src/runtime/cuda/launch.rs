@@ -84,6 +84,34 @@ impl Cuda {
         shared: usize,
         args: &[Arg<'_>],
     ) -> Result<()> {
+        self.launch_as(op, kernel, grid, threads, shared, args, false)
+    }
+
+    /// The same for a kernel that may begin before what was launched in front of it has ended: it touches nothing of it before `griddepcontrol.wait`.
+    pub(crate) fn launch_early(
+        &self,
+        op: &'static str,
+        kernel: &Kernel,
+        grid: [usize; 3],
+        threads: usize,
+        shared: usize,
+        args: &[Arg<'_>],
+    ) -> Result<()> {
+        // Before Hopper there is no such launch.
+        self.launch_as(op, kernel, grid, threads, shared, args, self.info.capability.0 >= 9)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn launch_as(
+        &self,
+        op: &'static str,
+        kernel: &Kernel,
+        grid: [usize; 3],
+        threads: usize,
+        shared: usize,
+        args: &[Arg<'_>],
+        early: bool,
+    ) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
         }
@@ -106,7 +134,20 @@ impl Cuda {
         let status = unsafe {
             let none = std::ptr::null_mut();
             let (threads, shared) = (threads as u32, shared as u32);
-            (self.driver.launch)(function, x, y, z, threads, 1, 1, shared, self.stream, pointers.as_mut_ptr(), none)
+            if early {
+                let mut attribute = driver::LaunchAttribute::early();
+                let config = driver::LaunchConfig {
+                    grid: [x, y, z],
+                    block: [threads, 1, 1],
+                    shared,
+                    stream: self.stream,
+                    attributes: &raw mut attribute,
+                    count: 1,
+                };
+                (self.driver.launch_with)(&raw const config, function, pointers.as_mut_ptr(), none)
+            } else {
+                (self.driver.launch)(function, x, y, z, threads, 1, 1, shared, self.stream, pointers.as_mut_ptr(), none)
+            }
         };
         self.launches.set(self.launches.get() + 1);
         let describe = || {

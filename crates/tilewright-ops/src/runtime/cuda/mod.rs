@@ -27,6 +27,7 @@ pub(crate) mod pinned;
 pub mod source;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tiles;
 mod timer;
 
 pub use graph::Graph;

@@ -59,35 +59,36 @@ impl Pinned {
         self.device.check("cuda.pinned", "cuEventRecord", status)
     }
 
-    /// Copies to the device once the earlier copy is done with the memory. `values` has as many elements as the tensor.
+    /// Copies to the device once the earlier copy is done with the memory. `values` has no more elements than the tensor.
     pub(crate) fn send(&self, to: Address, values: &[i32]) -> Result<()> {
-        debug_assert_eq!(size_of_val(values), self.bytes);
+        debug_assert!(size_of_val(values) <= self.bytes);
         self.device.not_recording("cuda.upload")?;
         self.wait()?;
         self.device.enter();
-        // SAFETY: the memory has the tensor's size, and no copy reads it; the device's range is the tensor's.
+        // SAFETY: the values fit the memory, and no copy reads it; the device's range is the tensor's.
         let status = unsafe {
             std::ptr::copy_nonoverlapping(values.as_ptr(), self.memory.cast::<i32>(), values.len());
-            (self.device.driver.copy_to_device)(to, self.memory, self.bytes, self.device.stream)
+            (self.device.driver.copy_to_device)(to, self.memory, size_of_val(values), self.device.stream)
         };
         self.device.check("cuda.upload", "cuMemcpyHtoDAsync", status)?;
         self.mark()
     }
 
-    /// Starts a copy to the host.
-    pub(crate) fn start(&self, from: Address) -> Result<()> {
+    /// Starts a copy of so many bytes, no more than the tensor's, to the host.
+    pub(crate) fn start(&self, from: Address, bytes: usize) -> Result<()> {
+        debug_assert!(bytes <= self.bytes);
         self.device.not_recording("cuda.download")?;
         self.wait()?;
         self.device.enter();
         // SAFETY: as in `send`.
-        let status = unsafe { (self.device.driver.copy_to_host)(self.memory, from, self.bytes, self.device.stream) };
+        let status = unsafe { (self.device.driver.copy_to_host)(self.memory, from, bytes, self.device.stream) };
         self.device.check("cuda.download", "cuMemcpyDtoHAsync", status)?;
         self.mark()
     }
 
-    /// Waits for that copy. `out` has as many elements as the tensor.
+    /// Waits for that copy, of which `out` is the first part.
     pub(crate) fn finish(&self, out: &mut [f32]) -> Result<()> {
-        debug_assert_eq!(size_of_val(out), self.bytes);
+        debug_assert!(size_of_val(out) <= self.bytes);
         self.wait()?;
         // SAFETY: the memory has the tensor's size and is written by nobody now.
         unsafe { std::ptr::copy_nonoverlapping(self.memory.cast::<f32>(), out.as_mut_ptr(), out.len()) };

@@ -83,6 +83,14 @@ TW_FORCE float warp_max(float x) {
 TW_FORCE i64 thread_index() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
 TW_FORCE i64 thread_count() { return i64(gridDim.x) * blockDim.x; }
 
+// First of all in a kernel that is launched early (launch.rs): the next one may begin now, and nothing is read before what is in front has ended.
+TW_FORCE void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // GELU and its derivative: kind 0 GPT-2's tanh form, kind 1 exact. The tanh form as x * sigmoid(2u), which loses no digits in the tail.
 TW_FORCE float gelu_value(int kind, float x) {
     if (kind == 0) {
