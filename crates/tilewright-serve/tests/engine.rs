@@ -404,6 +404,28 @@ fn states_are_routed_by_their_language_and_told_why() {
 }
 
 #[test]
+fn a_text_whose_checkpoint_is_not_served_is_refused_unless_another_stands_in_for_it() {
+    let call = || Call { states: vec!["支付失败".into()], questions: questions(), ..Call::default() };
+    let sources = |names: &[&str]| names.iter().map(|name| fake(Some(name), slow(0))).collect::<Vec<_>>();
+    runtime().block_on(async {
+        let two = service(&Config::default(), sources(&["english", "typed"]), &Keeping::default());
+        let Err(Fault::Invalid { details, .. }) = two.call(call()).await else { panic!("answered") };
+        assert!(details[0].msg.contains("multilingual") && details[0].msg.contains("english, typed-decisions"));
+        assert!(two.call(Call { model: Some("english".into()), ..call() }).await.is_ok());
+
+        let keeping = Keeping { default: Some("english".into()), ..Keeping::default() };
+        let told = service(&Config::default(), sources(&["english", "typed"]), &keeping);
+        let one = service(&Config::default(), sources(&["english"]), &Keeping::default());
+        for service in [told, one] {
+            let reply = service.call(call()).await.unwrap();
+            assert_eq!(reply.outcomes[0].model, "english");
+            let reason = reply.outcomes[0].prediction.extra["routing"]["reason"].as_str().unwrap().to_owned();
+            assert!(reason.ends_with("multilingual is not served, using english"), "{reason}");
+        }
+    });
+}
+
+#[test]
 fn names_pin_a_checkpoint_unknown_names_do_not_and_paths_are_refused() {
     let sources = ["english", "multilingual"].map(|name| fake(Some(name), slow(0))).to_vec();
     let service = service(&Config::default(), sources, &Keeping::default());

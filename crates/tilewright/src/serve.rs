@@ -62,7 +62,8 @@ struct KeepingArgs {
     /// Load changed checkpoint files anew, looking every so many seconds; 0 never. SIGHUP does it at once
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     watch: u64,
-    /// The checkpoint for texts that say nothing of their language [default: multilingual, else the first]
+    /// The checkpoint for texts that say nothing of their language [default: multilingual, else the first]; if given, also for texts that ask for a
+    /// checkpoint which is not served. Without it those are refused
     #[arg(long, value_name = "NAME")]
     default_model: Option<String>,
     /// Let the ids of the questions choose the typed-decisions checkpoint

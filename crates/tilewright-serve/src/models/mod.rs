@@ -30,7 +30,7 @@ pub struct ModelSource {
 pub struct Keeping {
     /// How many stay loaded; at least one.
     pub max_loaded: usize,
-    /// The name of the one for texts that say nothing of their language.
+    /// The name of the one for texts that say nothing of their language; if it is given, also for texts whose checkpoint is not served.
     pub default: Option<String>,
     /// Whether the ids of the questions may choose the typed-decisions checkpoint.
     pub auto_task: bool,
@@ -163,6 +163,8 @@ pub struct Models {
     metrics: Arc<Metrics>,
     registry: Registry,
     default: String,
+    /// Whether the default answers what another checkpoint should: because somebody said so, or because there is no other.
+    stands_in: bool,
     auto_task: bool,
     /// The key of the only checkpoint, if it has no name.
     only: Option<String>,
@@ -221,6 +223,7 @@ impl Models {
             metrics,
             registry,
             default,
+            stands_in: keeping.default.is_some() || entries.len() == 1,
             auto_task: keeping.auto_task,
             only,
             max_loaded: keeping.max_loaded.max(1),
@@ -286,11 +289,16 @@ impl Models {
             .decide(state, questions, hints)
             .map_err(|e| Fault::invalid(&["task"], "value_error", e.to_string()))?;
         if !self.entries.iter().any(|e| e.key == decision.model) {
-            if hints.task.is_some() || hints.model.is_some() {
-                let msg = format!("this server does not have the checkpoint {}", decision.model);
-                return Err(Fault::invalid(&["task"], "value_error", msg));
+            if hints.task.is_some() || !self.stands_in {
+                let known: Vec<&str> = self.keys().collect();
+                let msg = format!(
+                    "this request asks for the checkpoint {} ({}), which is not served; name one in `model`: {}",
+                    decision.model,
+                    decision.reason,
+                    known.join(", ")
+                );
+                return Err(Fault::invalid(&["model"], "value_error", msg));
             }
-            // The best that is there, and said so.
             decision.reason = format!("{}; {} is not served, using {}", decision.reason, decision.model, self.default);
             decision.model = self.default.clone();
             decision.repo = self.registry.source(&self.default).map(Source::text);
