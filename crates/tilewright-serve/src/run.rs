@@ -15,6 +15,7 @@ use crate::audit::Audit;
 use crate::auth::{Auth, KEYS_ENV};
 use crate::config::Config;
 use crate::engine::Engine;
+use crate::fault::Fault;
 use crate::http::{AppState, listen, router};
 use crate::metrics::Metrics;
 use crate::models::{Keeping, ModelSource, Models};
@@ -88,7 +89,8 @@ impl Server {
             loaded = loaded => {
                 match loaded {
                     Ok(Ok(())) => state.service.set_ready(),
-                    Ok(Err(fault)) => failed = Some(format!("{fault:?}")),
+                    Ok(Err(Fault::Failed(what))) => failed = Some(what),
+                    Ok(Err(fault)) => failed = Some(fault.message()),
                     Err(panic) => failed = Some(panic.to_string()),
                 }
                 false

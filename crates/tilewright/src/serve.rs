@@ -217,8 +217,8 @@ pub fn run(args: &Args) -> Result<()> {
         auto_task: args.keeping.auto_task,
     };
     // Records name the weights by their sum, which takes a while to read.
-    let sources = args.models.sources(args.access.audit.is_some())?;
     let pack_tokens = args.keeping.pack_tokens.unwrap_or_else(|| args.models.pack_tokens());
+    let sources = args.models.sources(args.access.audit.is_some(), pack_tokens)?;
     tilewright_serve::run(config, sources, &keeping, pack_tokens, |address| {
         eprintln!("listening on http://{address}");
     })?;

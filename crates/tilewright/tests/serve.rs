@@ -109,7 +109,7 @@ fn mixed(i: usize) -> Value {
         "\u{1f642}",
         "\"quoted\"",
     ];
-    let mut state = i as u64 * 0x9E37_79B9_7F4A_7C15 + 1;
+    let mut state = (i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = |n: usize| {
         state ^= state << 13;
         state ^= state >> 7;
@@ -127,7 +127,7 @@ fn mixed(i: usize) -> Value {
     let all = json!({
         "refund": {"type": "noul", "instructions": "Is a refund requested?"},
         "team": {"type": "choice", "instructions": "Who handles it?", "criteria": {"billing": "money", "it": null, "no one": 0}},
-        "labels": {"type": "choice", "instructions": ["Pick", "one"], "criteria": [1, 2.5, true, "x"]},
+        "labels": {"type": "choice", "instructions": ["Pick", "one"], "criteria": [2, 2.5, true, "x"]},
         "anger": {"type": "score", "instructions": "How angry?", "criteria": ["calm", {"level": "annoyed"}, "furious"]},
     });
     let first = next(4);

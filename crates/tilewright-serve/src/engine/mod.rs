@@ -9,7 +9,7 @@ mod remote;
 mod worker;
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tilewright_decide::Agent;
 use tilewright_models::laya::{Row, RowScores, Scorer};
@@ -57,8 +57,8 @@ pub struct Engine {
 #[derive(Debug, Default)]
 struct State {
     queue: Queue,
-    /// Whether a pack is on the device.
-    busy: bool,
+    /// Since when a pack is on the device, if one is.
+    busy: Option<Instant>,
     models: Vec<ModelId>,
     next_model: ModelId,
 }
@@ -84,6 +84,11 @@ impl Engine {
     /// What waits.
     pub fn waiting(&self) -> Waiting {
         self.lock().queue.waiting()
+    }
+
+    /// How long the pack that is on the device has been there. One that never ends is a device that hangs.
+    pub fn busy_for(&self) -> Option<Duration> {
+        self.lock().busy.map(|since| since.elapsed())
     }
 
     /// Tokens of a pack.
@@ -142,6 +147,8 @@ impl Engine {
             if !state.models.contains(&model) {
                 return Err(Failure::Model("the model's thread has ended".into()));
             }
+            // Also here, as a device that hangs takes nothing.
+            self.metrics.abandoned.add(state.queue.drop_over() as u64);
             let waiting = state.queue.waiting();
             if waiting.jobs > 0 && waiting.tokens + tokens > self.queued_tokens {
                 return Err(Failure::Full { tokens: waiting.tokens });
@@ -182,10 +189,9 @@ impl Engine {
     fn next(&self, id: ModelId) -> Option<Pack> {
         let mut state = self.lock();
         loop {
-            let (over, metrics) = (state.queue.drop_over(), &self.metrics);
-            metrics.abandoned.add(over as u64);
-            if !state.busy && state.queue.next_model() == Some(id) {
-                state.busy = true;
+            self.metrics.abandoned.add(state.queue.drop_over() as u64);
+            if state.busy.is_none() && state.queue.next_model() == Some(id) {
+                state.busy = Some(Instant::now());
                 return Some(state.queue.take(id, self.pack_tokens));
             }
             if !state.models.contains(&id) && !state.queue.holds(id) {
@@ -202,7 +208,7 @@ impl Engine {
     fn finish(&self, results: Vec<(queue::Piece, Result<Scored, Failure>)>) {
         let delivered = {
             let mut state = self.lock();
-            state.busy = false;
+            state.busy = None;
             state.queue.finish(results)
         };
         self.changed.notify_all();

@@ -78,7 +78,10 @@ pub async fn health(State(state): State<Arc<AppState>>, request: Request) -> Res
             "loaded_at": m.loaded_at.and_then(seconds),
         })).collect::<Vec<_>>(),
         "in_flight": service.in_flight(),
-        "queue": {"requests": waiting.jobs, "tokens": waiting.tokens},
+        "queue": {
+            "requests": waiting.jobs, "tokens": waiting.tokens,
+            "pack_seconds": service.engine.busy_for().map(|busy| busy.as_secs_f64()),
+        },
         "connections": state.connections.count(),
         "audit": audit,
     });
@@ -93,11 +96,13 @@ pub async fn metrics(State(state): State<Arc<AppState>>) -> Response {
     let service = &state.service;
     let waiting = service.engine.waiting();
     let loaded = service.models.status().iter().filter(|m| m.loaded).count();
+    let busy = service.engine.busy_for().unwrap_or_default();
     let audit = f64::from(u8::from(state.audit.as_ref().is_none_or(|a| a.error().is_none())));
     let text = service.metrics.text(&[
         ("in_flight", "Requests that are being answered.", service.in_flight() as f64),
         ("queue_requests", "Passes that are not complete.", waiting.jobs as f64),
         ("queue_tokens", "Tokens of rows that wait.", waiting.tokens as f64),
+        ("pack_age_seconds", "How long the pack on the device has been there.", busy.as_secs_f64()),
         ("connections_open", "Open connections.", state.connections.count() as f64),
         ("models_loaded", "Loaded checkpoints.", loaded as f64),
         ("audit_ok", "Whether the last line of the audit file was written.", audit),

@@ -161,7 +161,7 @@ impl ModelArgs {
             "--calibration belongs to one checkpoint, and {} are given",
             given.len()
         );
-        let loader = self.loader(hash, false)?;
+        let loader = self.loader(hash, None)?;
         let known = given.clone();
         let mut router = Router::new(move |name: &str, source: &Source| {
             match known.iter().find(|g| source.subfolder.is_none() && g.dir == Path::new(&source.location)) {
@@ -191,14 +191,14 @@ impl ModelArgs {
     /// Loads the one checkpoint of a command that takes one.
     pub fn open_one(&self, hash: bool) -> Result<LayaAgent> {
         match &self.given()?[..] {
-            [one] => Ok(self.loader(hash, false)?(one)?),
+            [one] => Ok(self.loader(hash, None)?(one)?),
             [] => bail!("no checkpoint; give --model DIR, or make one for trying with `tilewright decide demo`"),
             several => bail!("this takes one checkpoint, and {} are given", several.len()),
         }
     }
 
-    /// What was given, for a server, which outlives the files: nothing is loaded, and nothing of what is loaded stays in them.
-    pub fn sources(&self, hash: bool) -> Result<Vec<ModelSource>> {
+    /// What was given, for a server with packs of so many tokens. It outlives the files: nothing of what it loads stays in them.
+    pub fn sources(&self, hash: bool, pack_tokens: usize) -> Result<Vec<ModelSource>> {
         let given = self.given()?;
         ensure!(
             !given.is_empty(),
@@ -209,7 +209,7 @@ impl ModelArgs {
             "--calibration belongs to one checkpoint, and {} are given",
             given.len()
         );
-        let load = self.loader(hash, true)?;
+        let load = self.loader(hash, Some(pack_tokens))?;
         let source = |given: Given| {
             let (name, dir, load) = (given.name.clone(), Some(given.dir.clone()), load.clone());
             let loader: Loader = Arc::new(move || load(&given).map(Loaded::from));
@@ -226,7 +226,7 @@ impl ModelArgs {
     fn loader(
         &self,
         hash: bool,
-        serving: bool,
+        served_packs: Option<usize>,
     ) -> Result<impl Fn(&Given) -> tilewright_decide::Result<LayaAgent> + Clone + Send + Sync + 'static> {
         let calibration = match &self.calibration {
             Some(path) => Some(CalibrationFile::load(path).with_context(|| format!("calibration {}", path.display()))?),
@@ -241,7 +241,8 @@ impl ModelArgs {
         Ok(move |given: &Given| {
             let Given { dir, sha256, .. } = given;
             let device = name.open()?;
-            let pack_tokens = if device.is_gpu() { GPU_PACK_TOKENS } else { PACK_TOKENS };
+            let usual = if device.is_gpu() { GPU_PACK_TOKENS } else { PACK_TOKENS };
+            let (pack_tokens, serving) = (served_packs.unwrap_or(usual), served_packs.is_some());
             let options = LoadOptions { precision, device, pack_tokens, sha256: None, copy_table: serving };
             let checkpoint = Checkpoint::open(dir, options.sha256.as_ref())?;
             let tokenizer = Tokenizer::open(&dir.join("tokenizer"))?;
