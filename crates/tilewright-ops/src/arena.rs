@@ -8,6 +8,8 @@ use crate::Device;
 use crate::cpu::buffer::CpuBuffer;
 #[cfg(feature = "cuda")]
 use crate::runtime::cuda::memory::CudaBuffer;
+#[cfg(feature = "gpu")]
+use crate::runtime::gpu::memory::GpuBuffer;
 use crate::tensor::{NullBuffer, Storage, Tensor};
 
 /// Every slot starts at a multiple of this: enough for a cache line, an AVX-512 register and a GPU's widest load.
@@ -101,6 +103,12 @@ impl Arena {
             Device::Cuda(cuda) => {
                 let what = format!("arena `{}`", plan.name);
                 Storage::Cuda(Rc::new(CudaBuffer::zeroed(cuda.clone(), plan.bytes, &what)?))
+            }
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => {
+                let what = format!("arena `{}`", plan.name);
+                let starts: Vec<usize> = plan.slots.iter().map(|s| s.offset).collect();
+                Storage::Gpu(Rc::new(GpuBuffer::zeroed(gpu.core(), &starts, plan.bytes, &what)?))
             }
             Device::Null(null) => {
                 null.add_live(plan.bytes);

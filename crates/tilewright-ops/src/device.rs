@@ -7,6 +7,8 @@ use crate::cpu::Cpu;
 use crate::null::Null;
 #[cfg(feature = "cuda")]
 use crate::runtime::cuda::{self, Cuda};
+#[cfg(feature = "gpu")]
+use crate::runtime::gpu::{self, Gpu};
 
 /// Where tensors live and ops run. Cheap to clone; one owner thread (a device is neither `Send` nor `Sync`).
 #[derive(Clone)]
@@ -17,6 +19,9 @@ pub enum Device {
     /// An NVIDIA GPU.
     #[cfg(feature = "cuda")]
     Cuda(Rc<Cuda>),
+    /// A GPU through Vulkan or Metal.
+    #[cfg(feature = "gpu")]
+    Gpu(Rc<Gpu>),
     /// Computes nothing, records launches and bytes, and allocates nothing: the planner's device.
     Null(Rc<Null>),
 }
@@ -51,6 +56,36 @@ impl Device {
         ))
     }
 
+    /// GPU `number` through Vulkan.
+    ///
+    /// # Errors
+    /// What is missing (loader, driver, adapter) and how to get it; without the feature `vulkan`, how to build with it.
+    pub fn vulkan(number: usize) -> tilewright_core::Result<Self> {
+        #[cfg(feature = "gpu")]
+        return gpu::open(gpu::Api::Vulkan, number).map(Device::Gpu);
+        #[cfg(not(feature = "gpu"))]
+        Err(not_built("vulkan", number))
+    }
+
+    /// GPU `number` through Metal.
+    ///
+    /// # Errors
+    /// As for [`Device::vulkan`].
+    pub fn metal(number: usize) -> tilewright_core::Result<Self> {
+        #[cfg(feature = "gpu")]
+        return gpu::open(gpu::Api::Metal, number).map(Device::Gpu);
+        #[cfg(not(feature = "gpu"))]
+        Err(not_built("metal", number))
+    }
+
+    /// GPU `number` through this system's interface: Metal on Apple's, Vulkan elsewhere.
+    ///
+    /// # Errors
+    /// As for [`Device::vulkan`].
+    pub fn gpu(number: usize) -> tilewright_core::Result<Self> {
+        if cfg!(target_vendor = "apple") { Device::metal(number) } else { Device::vulkan(number) }
+    }
+
     /// Whether it has memory of its own, into which files cannot be mapped.
     pub fn is_gpu(&self) -> bool {
         !matches!(self, Device::Cpu(_) | Device::Null(_))
@@ -62,6 +97,8 @@ impl Device {
             Device::Cpu(cpu) => format!("cpu ({}, {} threads)", cpu.isa().name(), cpu.threads()),
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => cuda.name(),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => gpu.name(),
             Device::Null(_) => "null".to_owned(),
         }
     }
@@ -72,6 +109,8 @@ impl Device {
             Device::Cpu(cpu) => cpu.threads(),
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => 1,
+            #[cfg(feature = "gpu")]
+            Device::Gpu(_) => 1,
             Device::Null(null) => null.threads(),
         }
     }
@@ -90,6 +129,8 @@ impl Device {
         match self {
             #[cfg(feature = "cuda")]
             Device::Cuda(_) => cuda::HELD_BYTES,
+            #[cfg(feature = "gpu")]
+            Device::Gpu(_) => 0,
             _ => crate::cpu::scratch_bytes(self.threads()),
         }
     }
@@ -99,6 +140,8 @@ impl Device {
         match self {
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => cuda.synchronize(),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => gpu.synchronize(),
             _ => Ok(()),
         }
     }
@@ -109,6 +152,8 @@ impl Device {
             Device::Cpu(cpu) => cpu.live_bytes(),
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => cuda.live_bytes(),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => gpu.live_bytes(),
             Device::Null(null) => null.live_bytes(),
         }
     }
@@ -119,10 +164,20 @@ impl Device {
             (Device::Cpu(a), Device::Cpu(b)) => Rc::ptr_eq(a, b),
             #[cfg(feature = "cuda")]
             (Device::Cuda(a), Device::Cuda(b)) => Rc::ptr_eq(a, b),
+            #[cfg(feature = "gpu")]
+            (Device::Gpu(a), Device::Gpu(b)) => Rc::ptr_eq(a, b),
             (Device::Null(a), Device::Null(b)) => Rc::ptr_eq(a, b),
             _ => false,
         }
     }
+}
+
+#[cfg(not(feature = "gpu"))]
+fn not_built(name: &str, number: usize) -> tilewright_core::Error {
+    tilewright_core::Error::config(
+        format!("device {name}:{number}: this program was built without {name}"),
+        format!("build with `--features {name}`, or use --device cpu"),
+    )
 }
 
 impl fmt::Debug for Device {

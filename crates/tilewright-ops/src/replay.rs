@@ -48,7 +48,7 @@ impl Replay {
 mod tests {
     use super::*;
     use crate::gelu::{self, Gelu};
-    use crate::testing::{devices, is_gpu};
+    use crate::testing::{devices, is_gpu, is_portable};
     use crate::{DType, Tensor};
 
     #[test]
@@ -64,13 +64,14 @@ mod tests {
                 let got = out.read_f32().unwrap();
                 assert!((got[1] - value).abs() < 0.2, "{got:?} of {value} on {}", device.name());
             }
-            assert_eq!(replay.is_recorded(), is_gpu(&device));
+            // Through Vulkan and Metal ops run again each time.
+            assert_eq!(replay.is_recorded(), is_gpu(&device) && !is_portable(&device));
         }
     }
 
     #[test]
     fn a_copy_to_the_host_cannot_be_recorded_and_leaves_the_device_usable() {
-        for device in devices().into_iter().filter(is_gpu) {
+        for device in devices().into_iter().filter(|d| is_gpu(d) && !is_portable(d)) {
             let x = Tensor::from_f32(&device, DType::F32, &[2], &[0.0, 10.0]).unwrap();
             let mut replay = Replay::default();
             replay.run(&device, || x.read_f32().map(|_| ())).unwrap();

@@ -12,6 +12,8 @@ use crate::mapped::MappedFile;
 use crate::null::Null;
 #[cfg(feature = "cuda")]
 use crate::runtime::cuda::memory::CudaBuffer;
+#[cfg(feature = "gpu")]
+use crate::runtime::gpu::memory::GpuBuffer;
 
 /// The memory behind an arena.
 #[derive(Clone)]
@@ -21,6 +23,8 @@ pub(crate) enum Storage {
     Mapped(Rc<MappedFile>),
     #[cfg(feature = "cuda")]
     Cuda(Rc<CudaBuffer>),
+    #[cfg(feature = "gpu")]
+    Gpu(Rc<GpuBuffer>),
     Null(Rc<NullBuffer>),
 }
 
@@ -95,14 +99,9 @@ impl Tensor {
         let storage = match device {
             Device::Cpu(_) => Storage::Mapped(file.clone()),
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) => {
-                return Err(Error::Unsupported {
-                    op: "tensor.mapped",
-                    device: device.name(),
-                    what: "a file mapped into its memory".into(),
-                    hint: "copy the bytes with `Tensor::write_bytes`".into(),
-                });
-            }
+            Device::Cuda(_) => return Err(not_mapped(device)),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(_) => return Err(not_mapped(device)),
             Device::Null(null) => Storage::Null(Rc::new(NullBuffer { device: null.clone(), bytes: 0 })),
         };
         Ok(Tensor::from_parts(storage, device.clone(), offset, dtype, Shape::new(shape)))
@@ -193,6 +192,8 @@ impl Tensor {
             (Storage::Mapped(a), Storage::Mapped(b)) => Rc::ptr_eq(a, b),
             #[cfg(feature = "cuda")]
             (Storage::Cuda(a), Storage::Cuda(b)) => Rc::ptr_eq(a, b),
+            #[cfg(feature = "gpu")]
+            (Storage::Gpu(a), Storage::Gpu(b)) => Rc::ptr_eq(a, b),
             (Storage::Null(a), Storage::Null(b)) => Rc::ptr_eq(a, b),
             _ => false,
         };
@@ -228,6 +229,12 @@ impl Tensor {
             (Storage::Cuda(_), DType::F16) => self.fetch::<f16>(out)?,
             #[cfg(feature = "cuda")]
             (Storage::Cuda(_), DType::BF16) => self.fetch::<bf16>(out)?,
+            #[cfg(feature = "gpu")]
+            (Storage::Gpu(_), DType::F32) => self.fetch::<f32>(out)?,
+            #[cfg(feature = "gpu")]
+            (Storage::Gpu(_), DType::F16) => self.fetch::<f16>(out)?,
+            #[cfg(feature = "gpu")]
+            (Storage::Gpu(_), DType::BF16) => self.fetch::<bf16>(out)?,
             (_, got) => {
                 return Err(Error::DType { op: "tensor.read_f32", what: "self", got, want: "a float type".into() });
             }
@@ -250,6 +257,12 @@ impl Tensor {
             (Storage::Cuda(_), DType::F16) => self.send::<f16>(values)?,
             #[cfg(feature = "cuda")]
             (Storage::Cuda(_), DType::BF16) => self.send::<bf16>(values)?,
+            #[cfg(feature = "gpu")]
+            (Storage::Gpu(_), DType::F32) => self.send::<f32>(values)?,
+            #[cfg(feature = "gpu")]
+            (Storage::Gpu(_), DType::F16) => self.send::<f16>(values)?,
+            #[cfg(feature = "gpu")]
+            (Storage::Gpu(_), DType::BF16) => self.send::<bf16>(values)?,
             (_, got) => {
                 return Err(Error::DType { op: "tensor.write_f32", what: "self", got, want: "a float type".into() });
             }
@@ -263,11 +276,9 @@ impl Tensor {
         Ok(match &self.storage {
             Storage::Null(_) => vec![0; self.numel()],
             #[cfg(feature = "cuda")]
-            Storage::Cuda(_) => {
-                let mut bytes = vec![0; self.bytes()];
-                self.read_bytes(0, &mut bytes)?;
-                bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-            }
+            Storage::Cuda(_) => self.fetch_i32()?,
+            #[cfg(feature = "gpu")]
+            Storage::Gpu(_) => self.fetch_i32()?,
             // SAFETY: the dtype is I32, and no op is running (a tensor is not `Send`).
             Storage::Cpu(_) | Storage::Mapped(_) => unsafe { self.slice_of::<i32>() }.to_vec(),
         })
@@ -285,6 +296,8 @@ impl Tensor {
             Storage::Cpu(_) | Storage::Mapped(_) => Ok(Some(unsafe { self.slice_of::<i32>() }.into())),
             #[cfg(feature = "cuda")]
             Storage::Cuda(_) => Ok(Some(self.read_i32()?.into())),
+            #[cfg(feature = "gpu")]
+            Storage::Gpu(_) => Ok(Some(self.read_i32()?.into())),
         }
     }
 
@@ -302,6 +315,11 @@ impl Tensor {
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
             buffer.device.upload(self.cuda_address(), &bytes)?;
         }
+        #[cfg(feature = "gpu")]
+        if let Storage::Gpu(buffer) = &self.storage {
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            buffer.upload(self.offset, &bytes)?;
+        }
         Ok(())
     }
 
@@ -312,6 +330,8 @@ impl Tensor {
             Storage::Null(_) => out.fill(0),
             #[cfg(feature = "cuda")]
             Storage::Cuda(buffer) => buffer.device.download(self.cuda_address() + start as u64, out)?,
+            #[cfg(feature = "gpu")]
+            Storage::Gpu(buffer) => buffer.download(self.offset + start, out)?,
             // SAFETY: any element type may be read as bytes; the slice lives only for this copy.
             Storage::Cpu(_) | Storage::Mapped(_) => {
                 out.copy_from_slice(&unsafe { self.bytes_slice() }[start..start + out.len()]);
@@ -333,6 +353,10 @@ impl Tensor {
         if let Storage::Cuda(buffer) = &self.storage {
             buffer.device.upload(self.cuda_address() + start as u64, bytes)?;
         }
+        #[cfg(feature = "gpu")]
+        if let Storage::Gpu(buffer) = &self.storage {
+            buffer.upload(self.offset + start, bytes)?;
+        }
         Ok(())
     }
 
@@ -351,6 +375,11 @@ impl Tensor {
             // A fault of the device shows at the next call that can report it.
             let _ = buffer.device.fill(self.cuda_address(), 0, self.bytes());
         }
+        #[cfg(feature = "gpu")]
+        if let Storage::Gpu(buffer) = &self.storage {
+            // As above.
+            let _ = buffer.fill_zero(self.offset, self.bytes());
+        }
     }
 
     /// Copies the elements of a tensor of the same dtype and element count.
@@ -368,6 +397,10 @@ impl Tensor {
         #[cfg(feature = "cuda")]
         if let (Storage::Cuda(buffer), Storage::Cuda(_)) = (&self.storage, &src.storage) {
             buffer.device.copy(self.cuda_address(), src.cuda_address(), self.bytes())?;
+        }
+        #[cfg(feature = "gpu")]
+        if let (Storage::Gpu(to), Storage::Gpu(from)) = (&self.storage, &src.storage) {
+            to.copy_from(self.offset, from, src.offset, self.bytes())?;
         }
         Ok(())
     }
@@ -397,8 +430,15 @@ impl Tensor {
         }
     }
 
+    #[cfg(any(feature = "cuda", feature = "gpu"))]
+    fn fetch_i32(&self) -> Result<Vec<i32>> {
+        let mut bytes = vec![0; self.bytes()];
+        self.read_bytes(0, &mut bytes)?;
+        Ok(bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+    }
+
     /// Copies from a GPU and widens on the host.
-    #[cfg(feature = "cuda")]
+    #[cfg(any(feature = "cuda", feature = "gpu"))]
     fn fetch<T: Element>(&self, out: &mut [f32]) -> Result<()> {
         let mut values = vec![T::default(); self.numel()];
         // SAFETY: every bit pattern is a float; the slice covers exactly the vector.
@@ -409,7 +449,7 @@ impl Tensor {
     }
 
     /// Rounds on the host and copies to a GPU.
-    #[cfg(feature = "cuda")]
+    #[cfg(any(feature = "cuda", feature = "gpu"))]
     fn send<T: Element>(&self, values: &[f32]) -> Result<()> {
         let values: Vec<T> = values.iter().map(|&v| T::from_f32(v)).collect();
         // SAFETY: floats have no padding; the slice covers exactly the vector.
@@ -487,6 +527,16 @@ impl Tensor {
             Storage::Mapped(_) => unreachable!("a mapped tensor is never written; the op's check let it through"),
             _ => &mut [],
         }
+    }
+}
+
+#[cfg(any(feature = "cuda", feature = "gpu"))]
+fn not_mapped(device: &Device) -> Error {
+    Error::Unsupported {
+        op: "tensor.mapped",
+        device: device.name(),
+        what: "a file mapped into its memory".into(),
+        hint: "copy the bytes with `Tensor::write_bytes`".into(),
     }
 }
 

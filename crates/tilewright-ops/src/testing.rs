@@ -34,22 +34,16 @@ impl Random {
     }
 }
 
-/// Every device that case tables run on here: [`cpus`] and, with `TILEWRIGHT_TEST_CUDA=1`, the GPU; `TILEWRIGHT_TEST_CUDA=only` leaves the CPUs out.
+/// Every device that case tables run on here: [`cpus`] and the GPUs that the environment asks for (see [`gpus`]).
 pub(crate) fn devices() -> Vec<Device> {
     let gpus = gpus();
-    if !gpus.is_empty() && std::env::var("TILEWRIGHT_TEST_CUDA").is_ok_and(|v| v == "only") {
-        return gpus;
-    }
-    cpus().into_iter().chain(gpus).collect()
+    if leaves_cpus_out() { gpus } else { cpus().into_iter().chain(gpus).collect() }
 }
 
-/// Where a case of production size is run: two threads at the best instruction set, and the GPU.
+/// Where a case of production size is run: two threads at the best instruction set, and GPUs that are no software.
 pub(crate) fn production_devices() -> Vec<Device> {
-    let gpus = gpus();
-    if !gpus.is_empty() && std::env::var("TILEWRIGHT_TEST_CUDA").is_ok_and(|v| v == "only") {
-        return gpus;
-    }
-    std::iter::once(Device::cpu_with_threads(2)).chain(gpus).collect()
+    let gpus = gpus().into_iter().filter(|d| !is_software(d));
+    if leaves_cpus_out() { gpus.collect() } else { std::iter::once(Device::cpu_with_threads(2)).chain(gpus).collect() }
 }
 
 /// Whether a device is a GPU, whose sums have another order and whose products of 16-bit types have 16-bit factors.
@@ -57,20 +51,43 @@ pub(crate) fn is_gpu(device: &Device) -> bool {
     !matches!(device, Device::Cpu(_) | Device::Null(_))
 }
 
-/// The GPU that the environment asks for, one handle a thread. Asked for and not there is a failure, not a skip.
-#[cfg(feature = "cuda")]
-pub(crate) fn gpus() -> Vec<Device> {
-    thread_local!(static GPU: std::cell::OnceCell<Device> = const { std::cell::OnceCell::new() });
-    if std::env::var_os("TILEWRIGHT_TEST_CUDA").is_none() {
-        return Vec::new();
+/// Whether a device is a GPU through Vulkan or Metal: its kernels compute in f32 alone, and drivers may round divisions and roots as they like.
+pub(crate) fn is_portable(device: &Device) -> bool {
+    #[cfg(feature = "gpu")]
+    return matches!(device, Device::Gpu(_));
+    #[cfg(not(feature = "gpu"))]
+    {
+        let _ = device;
+        false
     }
-    vec![GPU.with(|gpu| gpu.get_or_init(|| Device::cuda(0).unwrap()).clone())]
 }
 
-/// No GPU in this build.
-#[cfg(not(feature = "cuda"))]
+/// Whether a device is a driver that computes on the processor.
+pub(crate) fn is_software(device: &Device) -> bool {
+    #[cfg(feature = "gpu")]
+    return matches!(device, Device::Gpu(gpu) if gpu.adapter().is_software());
+    #[cfg(not(feature = "gpu"))]
+    {
+        let _ = device;
+        false
+    }
+}
+
+fn leaves_cpus_out() -> bool {
+    ["TILEWRIGHT_TEST_CUDA", "TILEWRIGHT_TEST_GPU"].iter().any(|name| std::env::var(name).is_ok_and(|v| v == "only"))
+}
+
+/// The GPUs that the environment asks for, one handle a thread: `TILEWRIGHT_TEST_CUDA` NVIDIA's, `TILEWRIGHT_TEST_GPU` that through Vulkan or Metal;
+/// `1` adds one, `only` leaves the processor out. Asked for and not there is a failure, not a skip.
 pub(crate) fn gpus() -> Vec<Device> {
-    Vec::new()
+    thread_local!(static GPUS: std::cell::OnceCell<Vec<Device>> = const { std::cell::OnceCell::new() });
+    let open = || {
+        let asked = |name: &str| std::env::var_os(name).is_some();
+        let cuda = asked("TILEWRIGHT_TEST_CUDA").then(|| Device::cuda(0).unwrap());
+        let gpu = asked("TILEWRIGHT_TEST_GPU").then(|| Device::gpu(0).unwrap());
+        cuda.into_iter().chain(gpu).collect()
+    };
+    GPUS.with(|gpus| gpus.get_or_init(open).clone())
 }
 
 /// The processor as several devices: the CPU at each instruction set of this machine, with one, two and three threads at the best one.

@@ -10,9 +10,14 @@ use tilewright_train::loader::{Geometry, Loader, ShardSet};
 
 const ROWS: usize = 4 * 64;
 
-/// The processor, or with `TILEWRIGHT_TEST_CUDA` the GPU.
+/// The processor, with `TILEWRIGHT_TEST_CUDA` NVIDIA's GPU, with `TILEWRIGHT_TEST_GPU` that through Vulkan or Metal.
 fn device() -> Device {
-    if std::env::var_os("TILEWRIGHT_TEST_CUDA").is_some() { Device::cuda(0).unwrap() } else { Device::cpu() }
+    let asked = |name| std::env::var_os(name).is_some();
+    match (asked("TILEWRIGHT_TEST_CUDA"), asked("TILEWRIGHT_TEST_GPU")) {
+        (true, _) => Device::cuda(0).unwrap(),
+        (_, true) => Device::gpu(0).unwrap(),
+        _ => Device::cpu(),
+    }
 }
 
 fn data(name: &str) -> PathBuf {

@@ -35,7 +35,7 @@ pub struct Args {
     /// Activation recompute: 0 none, 1 GELU, 2 GELU and layernorm
     #[arg(long, default_value_t = 1)]
     recompute: u32,
-    /// cpu, cuda, or cuda:N
+    /// cpu, cuda, vulkan, metal or gpu, or cuda:N
     #[arg(long, value_name = "DEVICE", default_value_t)]
     device: DeviceName,
     /// Storage of parameters and activations: f32, bf16 or f16; 16-bit parameters have f32 masters

@@ -13,20 +13,34 @@ pub enum DeviceName {
     Cpu,
     /// An NVIDIA GPU by its number.
     Cuda(usize),
+    /// A GPU through Vulkan, by its number in `doctor`'s list.
+    Vulkan(usize),
+    /// A GPU through Metal, likewise.
+    Metal(usize),
+    /// A GPU through whichever of both this system has.
+    Gpu(usize),
 }
 
 impl FromStr for DeviceName {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let number = match text {
-            "cpu" => return Ok(DeviceName::Cpu),
-            "cuda" => Some(0),
-            other => other.strip_prefix("cuda:").and_then(|n| n.parse().ok()),
+        let refused = || {
+            let hint = "use cpu, cuda, vulkan, metal or gpu, or cuda:1 for the second GPU";
+            Error::config(format!("there is no device `{text}`"), hint)
         };
-        number.map(DeviceName::Cuda).ok_or_else(|| {
-            Error::config(format!("there is no device `{text}`"), "use cpu, cuda, or cuda:1 for the second GPU")
-        })
+        let (name, number) = match text.split_once(':') {
+            Some((name, number)) => (name, number.parse().map_err(|_| refused())?),
+            None => (text, 0),
+        };
+        match name {
+            "cpu" if name == text => Ok(DeviceName::Cpu),
+            "cuda" => Ok(DeviceName::Cuda(number)),
+            "vulkan" => Ok(DeviceName::Vulkan(number)),
+            "metal" => Ok(DeviceName::Metal(number)),
+            "gpu" => Ok(DeviceName::Gpu(number)),
+            _ => Err(refused()),
+        }
     }
 }
 
@@ -35,6 +49,9 @@ impl std::fmt::Display for DeviceName {
         match self {
             DeviceName::Cpu => f.write_str("cpu"),
             DeviceName::Cuda(n) => write!(f, "cuda:{n}"),
+            DeviceName::Vulkan(n) => write!(f, "vulkan:{n}"),
+            DeviceName::Metal(n) => write!(f, "metal:{n}"),
+            DeviceName::Gpu(n) => write!(f, "gpu:{n}"),
         }
     }
 }
@@ -48,6 +65,9 @@ impl DeviceName {
         match self {
             DeviceName::Cpu => Ok(Device::cpu()),
             DeviceName::Cuda(n) => Device::cuda(n),
+            DeviceName::Vulkan(n) => Device::vulkan(n),
+            DeviceName::Metal(n) => Device::metal(n),
+            DeviceName::Gpu(n) => Device::gpu(n),
         }
     }
 }
@@ -58,20 +78,38 @@ mod tests {
 
     #[test]
     fn names_are_read_and_written() {
-        for (text, name) in [("cpu", DeviceName::Cpu), ("cuda:0", DeviceName::Cuda(0)), ("cuda:3", DeviceName::Cuda(3))]
-        {
+        for (text, name) in [
+            ("cpu", DeviceName::Cpu),
+            ("cuda:0", DeviceName::Cuda(0)),
+            ("cuda:3", DeviceName::Cuda(3)),
+            ("vulkan:1", DeviceName::Vulkan(1)),
+            ("metal:0", DeviceName::Metal(0)),
+            ("gpu:2", DeviceName::Gpu(2)),
+        ] {
             assert_eq!(text.parse::<DeviceName>().unwrap(), name);
             assert_eq!(name.to_string(), text);
         }
         assert_eq!("cuda".parse::<DeviceName>().unwrap(), DeviceName::Cuda(0));
+        assert_eq!("vulkan".parse::<DeviceName>().unwrap(), DeviceName::Vulkan(0));
+        assert_eq!("gpu".parse::<DeviceName>().unwrap(), DeviceName::Gpu(0));
     }
 
     #[test]
     fn other_names_are_refused_with_the_right_ones() {
-        for text in ["", "gpu", "cuda:", "cuda:x", "CPU"] {
+        for text in ["", "opencl", "cuda:", "cuda:x", "CPU", "cpu:0", "gpu:-1"] {
             let message = text.parse::<DeviceName>().unwrap_err().to_string();
             assert!(message.contains("use cpu, cuda"), "{message}");
         }
+    }
+
+    #[cfg(not(any(feature = "vulkan", feature = "metal")))]
+    #[test]
+    fn a_build_without_vulkan_or_metal_says_how_to_get_them() {
+        for (name, feature) in [(DeviceName::Vulkan(0), "vulkan"), (DeviceName::Metal(0), "metal")] {
+            let message = name.open().unwrap_err().to_string();
+            assert!(message.contains(&format!("--features {feature}")), "{message}");
+        }
+        assert!(DeviceName::Gpu(0).open().unwrap_err().to_string().contains("--features"));
     }
 
     #[cfg(not(feature = "cuda"))]

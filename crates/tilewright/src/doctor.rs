@@ -200,16 +200,26 @@ fn devices(advice: &mut Vec<String>) -> Vec<(&'static str, String)> {
     rows
 }
 
-#[cfg(feature = "cuda")]
 fn gpu(advice: &mut Vec<String>) -> Vec<(&'static str, String)> {
-    let report = tilewright_ops::runtime::cuda::doctor::report();
-    advice.extend(report.advice);
-    report.rows
-}
-
-#[cfg(not(feature = "cuda"))]
-fn gpu(_: &mut Vec<String>) -> Vec<(&'static str, String)> {
-    vec![("gpu", "this build computes on the CPU only; `--features cuda` adds NVIDIA GPUs".to_owned())]
+    let mut rows = Vec::new();
+    #[cfg(feature = "cuda")]
+    {
+        let report = tilewright_ops::runtime::cuda::doctor::report();
+        advice.extend(report.advice);
+        rows.extend(report.rows);
+    }
+    #[cfg(any(feature = "vulkan", feature = "metal"))]
+    {
+        let report = tilewright_ops::runtime::gpu::doctor::report();
+        advice.extend(report.advice);
+        rows.extend(report.rows);
+    }
+    if rows.is_empty() {
+        let _ = advice;
+        let text = "this build computes on the CPU only; `--features cuda` adds NVIDIA GPUs, `--features vulkan` or `metal` those of any vendor";
+        rows.push(("gpu", text.to_owned()));
+    }
+    rows
 }
 
 #[cfg(unix)]

@@ -41,7 +41,7 @@ pub struct Args {
     /// Write every token's loss here, one line `position token loss`
     #[arg(long, value_name = "FILE", requires = "data")]
     per_token: Option<PathBuf>,
-    /// Where it runs: cpu, cuda, or cuda:N
+    /// Where it runs: cpu, cuda, vulkan, metal or gpu, or cuda:N
     #[arg(long, value_name = "DEVICE", default_value_t)]
     device: DeviceName,
 }

@@ -41,7 +41,7 @@ pub struct Args {
     /// Stop at the end of the document
     #[arg(long)]
     stop_at_end: bool,
-    /// Where it runs: cpu, cuda, or cuda:N
+    /// Where it runs: cpu, cuda, vulkan, metal or gpu, or cuda:N
     #[arg(long, value_name = "DEVICE", default_value_t)]
     device: DeviceName,
 }

@@ -1,4 +1,5 @@
-//! The model on a GPU. Runs where `TILEWRIGHT_TEST_CUDA` is set and the crate is built with `--features tilewright-ops/cuda`; says NOT TESTED elsewhere.
+//! The model on a GPU. Runs where `TILEWRIGHT_TEST_CUDA` is set and the crate is built with `--features tilewright-ops/cuda`, or where
+//! `TILEWRIGHT_TEST_GPU` is and it is built with `tilewright-ops/vulkan` or `metal`; says NOT TESTED elsewhere.
 
 use std::path::Path;
 
@@ -20,11 +21,15 @@ const LOGIT: f64 = 1e-4;
 const PROBABILITIES: [(DType, f64); 2] = [(DType::F16, 0.019), (DType::BF16, 0.073)];
 
 fn gpu() -> Option<Device> {
-    if std::env::var_os("TILEWRIGHT_TEST_CUDA").is_none() {
-        println!("NOT TESTED: TILEWRIGHT_TEST_CUDA is not set");
-        return None;
+    let asked = |name| std::env::var_os(name).is_some();
+    match (asked("TILEWRIGHT_TEST_CUDA"), asked("TILEWRIGHT_TEST_GPU")) {
+        (true, _) => Some(Device::cuda(0).unwrap()),
+        (_, true) => Some(Device::gpu(0).unwrap()),
+        _ => {
+            println!("NOT TESTED: neither TILEWRIGHT_TEST_CUDA nor TILEWRIGHT_TEST_GPU is set");
+            None
+        }
     }
-    Some(Device::cuda(0).unwrap())
 }
 
 fn probabilities(logits: &[f64]) -> Vec<f64> {

@@ -13,6 +13,8 @@ use crate::{Device, Tensor};
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -118,6 +120,8 @@ pub fn update(device: &Device, args: &Update<'_>) -> Result<()> {
         }
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::update(cuda, args)?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::update(gpu, args)?,
         Device::Null(null) => {
             // Everything is read and written, but `grad` is only read unless it is zeroed, and `param` only written beside a master.
             let all: usize = 2 * written.iter().map(|(_, t)| t.bytes()).sum::<usize>();
@@ -140,6 +144,8 @@ pub fn round(device: &Device, args: &Round<'_>) -> Result<()> {
         Device::Cpu(cpu) => with_element!(param.dtype(), P => cpu::round::<P>(cpu, master, param, rounding, layers)),
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::round(cuda, args)?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::round(gpu, args)?,
         Device::Null(null) => null.record(check.op, 0, (master.bytes() + param.bytes()) as u64),
     }
     Ok(())

@@ -11,6 +11,8 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -96,6 +98,8 @@ fn workspace_floats(device: &Device, sizes: Sizes) -> usize {
     match device {
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => cuda::workspace_floats(sizes),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(_) => gpu::workspace_floats(sizes),
         _ => cpu::workspace_floats(sizes, device.threads()),
     }
 }
@@ -158,6 +162,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
         }
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::forward(cuda, sizes, args)?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::forward(gpu, sizes, args)?,
         Device::Null(null) => {
             let bytes = qkv.bytes() + out.bytes() + lse.bytes();
             null.record(check.op, 2 * product_flops(sizes), bytes as u64);
@@ -191,6 +197,8 @@ pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
         }
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::backward(cuda, sizes, args, &scratch)?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::backward(gpu, sizes, args, &scratch)?,
         Device::Null(null) => {
             let bytes = qkv.bytes() + out.bytes() + lse.bytes() + dout.bytes() + dqkv.bytes();
             null.record(check.op, 5 * product_flops(sizes), bytes as u64);
@@ -223,6 +231,11 @@ pub fn decode(device: &Device, args: &Decode<'_>) -> Result<()> {
         Device::Cuda(cuda) => {
             let tensors = cpu::DecodeTensors { heads, head, position, qkv, k_cache, v_cache, out };
             cuda::decode(cuda, b, longest, &tensors)?;
+        }
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => {
+            let tensors = cpu::DecodeTensors { heads, head, position, qkv, k_cache, v_cache, out };
+            gpu::decode(gpu, b, longest, &tensors)?;
         }
         Device::Null(null) => {
             let keys = position as u64 + 1;

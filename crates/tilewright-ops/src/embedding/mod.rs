@@ -9,6 +9,8 @@ use crate::{Device, Tensor};
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -54,6 +56,8 @@ pub fn backward_workspace_bytes(device: &Device, b: usize, t: usize) -> usize {
     let words = match device {
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => cuda::workspace_words(b * t),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(_) => gpu::workspace_words(b * t),
         _ => workspace_words(b * t),
     };
     words * size_of::<u32>()
@@ -92,6 +96,11 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
             in_range(&check, tokens, t, vocab)?;
             cuda::forward(cuda, args, c)?;
         }
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => {
+            in_range(&check, tokens, t, vocab)?;
+            gpu::forward(gpu, args, c)?;
+        }
         Device::Null(null) => null.record(check.op, out.numel() as u64, (tokens.bytes() + 3 * out.bytes()) as u64),
     }
     Ok(())
@@ -127,6 +136,11 @@ pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
         Device::Cuda(cuda) => {
             in_range(&check, tokens, t, vocab)?;
             cuda::backward(cuda, args, c)?;
+        }
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => {
+            in_range(&check, tokens, t, vocab)?;
+            gpu::backward(gpu, args, c)?;
         }
         Device::Null(null) => {
             // Each gradient is read twice; at most as many rows of dwte are read and written.

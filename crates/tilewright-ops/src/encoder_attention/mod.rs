@@ -16,6 +16,8 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -173,6 +175,11 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
         Device::Cuda(cuda) => {
             checked_values(&check, args, m)?;
             cuda::forward(cuda, args, m, head)?;
+        }
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => {
+            in_order(&check, row_starts, &selected, n, m)?;
+            gpu::forward(gpu, args, m, head)?;
         }
         Device::Null(null) => {
             // Lengths are data; rows of equal length stand for them.

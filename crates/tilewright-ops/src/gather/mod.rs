@@ -3,6 +3,8 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -37,6 +39,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     match device {
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => check.float("out", out, &[n, width])?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(_) => check.float("out", out, &[n, width])?,
         _ => check.typed("out", out, DType::F32, &[n, width])?,
     }
     check.disjoint(&[("out", out)], &[("table", table), ("index", index)])?;
@@ -49,6 +53,11 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
         Device::Cuda(cuda) => {
             in_range(&check, index, rows)?;
             cuda::forward(cuda, args, width)?;
+        }
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => {
+            in_range(&check, index, rows)?;
+            gpu::forward(gpu, args, width)?;
         }
         Device::Null(null) => {
             let read = n * width * table.dtype().size();

@@ -12,6 +12,8 @@ use crate::{Device, Tensor};
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
 #[cfg(test)]
 pub(crate) mod reference;
 #[cfg(test)]
@@ -60,6 +62,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
         Device::Cpu(cpu) => with_element!(dtype, T => cpu::forward::<T>(cpu, kind, x, out)),
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::forward(cuda, args)?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::forward(gpu, args)?,
         Device::Null(null) => null.record(check.op, 10 * n as u64, 2 * x.bytes() as u64),
     }
     Ok(())
@@ -81,6 +85,8 @@ pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
         Device::Cpu(cpu) => with_element!(dtype, T => cpu::backward::<T>(cpu, kind, x, dout, dx)),
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::backward(cuda, args)?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::backward(gpu, args)?,
         Device::Null(null) => null.record(check.op, 16 * n as u64, 3 * x.bytes() as u64),
     }
     Ok(())

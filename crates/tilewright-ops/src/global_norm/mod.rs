@@ -11,6 +11,8 @@ use crate::{Device, Tensor};
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -43,6 +45,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
         }
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::forward(cuda, args)?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::forward(device, gpu, args)?,
         Device::Null(null) => {
             let (elements, bytes) = tensors.iter().fold((0, 0), |(n, b), t| (n + t.numel(), b + t.bytes()));
             null.record(check.op, 2 * elements as u64, (bytes + out.bytes()) as u64);

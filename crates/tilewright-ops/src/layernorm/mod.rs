@@ -13,6 +13,8 @@ use crate::{Device, Tensor};
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -139,6 +141,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
         Device::Cpu(cpu) => with_element!(dtype, T => cpu::forward::<T>(cpu, n, c, args)),
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::forward(cuda, n, c, args)?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::forward(gpu, n, c, args)?,
         Device::Null(null) => {
             let mut touched: usize = outputs.iter().chain(&inputs).map(|(_, t)| t.bytes()).sum();
             if residual.as_ref().is_some_and(|r| r.sum.same_memory(x)) {
@@ -172,6 +176,8 @@ pub fn recompute(device: &Device, args: &Recompute<'_>) -> Result<()> {
         Device::Cpu(cpu) => with_element!(dtype, T => cpu::recompute::<T>(cpu, n, c, args)),
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::recompute(cuda, n, c, args)?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::recompute(gpu, n, c, args)?,
         Device::Null(null) => {
             let touched: usize = inputs.iter().map(|(_, t)| t.bytes()).sum::<usize>() + out.bytes();
             null.record(check.op, 4 * (n * c) as u64, touched as u64);
@@ -207,6 +213,8 @@ pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
         }
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::backward(cuda, n, c, args)?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::backward(gpu, n, c, args)?,
         Device::Null(null) => {
             let touched: usize = outputs.iter().chain(&inputs).map(|(_, t)| t.bytes()).sum();
             null.record(check.op, 14 * (n * c) as u64, (touched - workspace.bytes()) as u64);

@@ -24,6 +24,8 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
 #[cfg(test)]
 pub(crate) mod reference;
 #[cfg(test)]
@@ -105,6 +107,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
         Device::Cpu(cpu) => cpu::forward(cpu, args, m),
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::forward(cuda, args, m)?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::forward(device, gpu, args, m)?,
         Device::Null(null) => {
             let (n, k) = args.weight.shape();
             let moved: usize = inputs(args).iter().map(|(_, t)| t.bytes()).sum();
@@ -151,6 +155,8 @@ fn input_or_output(check: &Check<'_>, what: &'static str, t: &Tensor, rows: usiz
     match check.device {
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => check.matrix(what, t, rows, cols),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(_) => check.matrix(what, t, rows, cols),
         _ => matrix(check, what, t, rows, cols),
     }
 }

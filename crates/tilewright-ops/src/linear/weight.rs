@@ -92,6 +92,8 @@ fn panels(device: &Device, n: usize, k: usize, precision: DType, layout: Layout)
         Device::Cpu(cpu) => Panels::new(cpu.isa(), n, k, precision, layout),
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => Panels { n, k, precision, layout, width: n, count: 1 },
+        #[cfg(feature = "gpu")]
+        Device::Gpu(_) => Panels { n, k, precision, layout, width: n, count: 1 },
         // A plan is made for the processor that it is made on.
         Device::Null(_) => Panels::new(Isa::from_env(), n, k, precision, layout),
     };
@@ -144,6 +146,8 @@ impl Weight {
             Device::Cpu(cpu) => cpu::pack(cpu, source, &panels, &memory),
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => super::cuda::pack(cuda, OP, source, precision, &memory)?,
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => super::gpu::pack(gpu, OP, source, precision, &memory)?,
             Device::Null(null) => null.record(OP, 0, (source.bytes() + bytes) as u64),
         }
         Ok(Weight { memory, panels })

@@ -21,6 +21,8 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -157,6 +159,8 @@ fn forward_with(device: &Device, args: &Forward<'_>, layout: &Layout) -> Result<
         Device::Cpu(cpu) => cpu::forward(cpu, args, layout),
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::forward(cuda, args, &layout.tiles()),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::forward(gpu, args, &layout.portable_tiles()),
         Device::Null(null) => {
             null.record(check.op, flops(2, n, args.vocab, d), head.bytes() + moved(&[args.losses, args.lse]));
             Ok(())
@@ -182,6 +186,8 @@ fn backward_with(device: &Device, args: &Backward<'_>, layout: &Layout) -> Resul
         Device::Cpu(cpu) => cpu::backward(cpu, args, layout),
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::backward(cuda, args, &layout.tiles()),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::backward(gpu, args, &layout.portable_tiles()),
         Device::Null(null) => {
             let factor = if layout.recomputes_twice(args.dhidden.dtype(), args.dweight.dtype(), n) { 8 } else { 6 };
             let bytes =
@@ -210,6 +216,8 @@ fn forward_backward_with(device: &Device, args: &ForwardBackward<'_>, layout: &L
         Device::Cpu(cpu) => cpu::forward_backward(cpu, args, layout),
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::forward_backward(cuda, args, &layout.tiles()),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::forward_backward(gpu, args, &layout.portable_tiles()),
         Device::Null(null) => {
             let factor = if layout.recomputes_for_dweight(args.dweight.dtype(), n) { 8 } else { 6 };
             let bytes =

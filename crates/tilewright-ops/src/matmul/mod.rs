@@ -6,6 +6,8 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
 #[cfg(test)]
 pub(crate) mod reference;
 #[cfg(test)]
@@ -86,6 +88,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
         Device::Cpu(cpu) => cpu::forward(cpu, args, m, n, k),
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::forward(device, cuda, args, m, n, k)?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::forward(gpu, args, m, n, k)?,
         Device::Null(null) => null.record(check.op, flops(m, n, k), bytes(&outputs) + bytes(&inputs)),
     }
     Ok(())
@@ -110,6 +114,8 @@ pub fn backward_input(device: &Device, args: &BackwardInput<'_>) -> Result<()> {
         Device::Cpu(cpu) => cpu::backward_input(cpu, args, m, n, k),
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::backward_input(device, cuda, args, m, n, k)?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::backward_input(gpu, args, m, n, k)?,
         Device::Null(null) => {
             let outputs = bytes(&outputs) << u32::from(accumulate);
             null.record(check.op, flops(m, n, k), outputs + bytes(&inputs));
@@ -137,6 +143,8 @@ pub fn backward_weight(device: &Device, args: &BackwardWeight<'_>) -> Result<()>
         Device::Cpu(cpu) => cpu::backward_weight(cpu, args, m, n, k),
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::backward_weight(cuda, args, m, n, k)?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::backward_weight(device, gpu, args, m, n, k)?,
         Device::Null(null) => {
             let bias = if dbias.is_some() { m as u64 * n as u64 } else { 0 };
             let outputs = bytes(&outputs) << u32::from(accumulate);

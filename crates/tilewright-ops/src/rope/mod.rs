@@ -6,6 +6,8 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -83,6 +85,8 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     match device {
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => {}
+        #[cfg(feature = "gpu")]
+        Device::Gpu(_) => {}
         _ => check.typed("x", x, DType::F32, &x.shape())?,
     }
     check.matrix("x", x, n, width)?;
@@ -102,6 +106,11 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
         Device::Cuda(cuda) => {
             in_range(&check, positions, longest)?;
             cuda::forward(cuda, args, width, head)?;
+        }
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => {
+            in_range(&check, positions, longest)?;
+            gpu::forward(gpu, args, width, head)?;
         }
         Device::Null(null) => {
             let turned = n * heads * head;

@@ -2,3 +2,5 @@
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(feature = "gpu")]
+pub mod gpu;

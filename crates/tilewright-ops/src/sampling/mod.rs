@@ -57,19 +57,25 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
     match device {
         Device::Cpu(cpu) => with_element!(logits.dtype(), T => cpu::forward::<T>(cpu, args)),
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) => {
-            // A row of logits is small: it is drawn from on the host.
-            let host = Device::cpu_with_threads(1);
-            let logits = Tensor::from_f32(&host, tilewright_core::DType::F32, &logits.shape(), &logits.read_f32()?)?;
-            let drawn = Tensor::zeros(&host, tilewright_core::DType::I32, &[rows])?;
-            forward(&host, &Forward { logits: &logits, out: &drawn, ..*args })?;
-            out.write_i32(&drawn.read_i32()?)
-        }
+        Device::Cuda(_) => on_the_host(args, rows),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(_) => on_the_host(args, rows),
         Device::Null(null) => {
             null.record(check.op, 4 * (rows * vocab) as u64, (logits.bytes() + out.bytes()) as u64);
             Ok(())
         }
     }
+}
+
+/// A row of logits is small: on a GPU it is drawn from on the host.
+#[cfg(any(feature = "cuda", feature = "gpu"))]
+fn on_the_host(args: &Forward<'_>, rows: usize) -> Result<()> {
+    let host = Device::cpu_with_threads(1);
+    let (logits, out) = (args.logits, args.out);
+    let logits = Tensor::from_f32(&host, tilewright_core::DType::F32, &logits.shape(), &logits.read_f32()?)?;
+    let drawn = Tensor::zeros(&host, tilewright_core::DType::I32, &[rows])?;
+    forward(&host, &Forward { logits: &logits, out: &drawn, ..*args })?;
+    out.write_i32(&drawn.read_i32()?)
 }
 
 /// Why a row of logits has no distribution.

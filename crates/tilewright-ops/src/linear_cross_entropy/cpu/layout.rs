@@ -59,7 +59,7 @@ pub(in super::super) struct Layout {
     dhidden: usize,
     dweight: usize,
     /// The entry, `(N, D, Vp)`, and the block sizes where the caller chose them: what another device makes its own plan of.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "cuda", feature = "gpu")), allow(dead_code))]
     wanted: (Entry, [usize; 3], Option<[usize; 2]>),
 }
 
@@ -250,6 +250,13 @@ impl Layout {
         super::super::cuda::Tiles::new(n, d, vp, asked)
     }
 
+    /// As [`Layout::tiles`], through Vulkan and Metal.
+    #[cfg(feature = "gpu")]
+    pub(in super::super) fn portable_tiles(&self) -> super::super::gpu::Tiles {
+        let (_, [n, d, vp], asked) = self.wanted;
+        super::super::gpu::Tiles::new(n, d, vp, asked)
+    }
+
     /// Bytes of the workspace on a device.
     pub(in super::super) fn bytes_on(&self, device: &Device) -> usize {
         match (device, self.wanted.0) {
@@ -259,6 +266,12 @@ impl Layout {
             (Device::Cuda(_), Entry::Backward) => self.tiles().backward_bytes(),
             #[cfg(feature = "cuda")]
             (Device::Cuda(cuda), Entry::Training) => self.tiles().training_bytes(cuda),
+            #[cfg(feature = "gpu")]
+            (Device::Gpu(_), Entry::Forward) => self.portable_tiles().forward_bytes(),
+            #[cfg(feature = "gpu")]
+            (Device::Gpu(_), Entry::Backward) => self.portable_tiles().backward_bytes(),
+            #[cfg(feature = "gpu")]
+            (Device::Gpu(_), Entry::Training) => self.portable_tiles().training_bytes(),
             _ => self.bytes(),
         }
     }

@@ -1,0 +1,211 @@
+//! AdamW through Vulkan and Metal: one pass, bound by memory.
+
+use tilewright_core::Result;
+
+use super::{Clip, Round, Rounding, Step, Update};
+use crate::runtime::gpu::Gpu;
+use crate::runtime::gpu::prelude::*;
+
+/// llm.c's noise of a position.
+#[cube]
+fn noise(position: u32, seed: u32) -> u32 {
+    let mut bits = position * 0xd2a8_0a3fu32 + seed;
+    bits = bits ^ (bits >> 9u32);
+    bits = bits + 0xa884_f197u32;
+    bits = bits ^ (bits >> 11u32);
+    bits = bits * 0x6c73_6f4bu32;
+    bits = bits ^ (bits >> 13u32);
+    bits = bits + 0xb79f_3abbu32;
+    bits = bits ^ (bits >> 15u32);
+    bits = bits * 0x1b56_c4f5u32;
+    bits ^ (bits >> 17u32)
+}
+
+/// A parameter rounded to its storage; `index` is that of the element in its layer. The noise is that of blocks of 512 elements.
+#[cube]
+fn rounded<E: Numeric>(x: f32, index: usize, layer: usize, seed: u32, #[comptime] stochastic: bool, #[comptime] bf16: bool) -> E {
+    if comptime![stochastic && bf16] {
+        let bits = u32::reinterpret(x);
+        let y = u32::cast_from(index / 512 * 512 + layer);
+        let low = noise(u32::cast_from(index % 512) + y * 198_491_317u32, seed) & 0xFFFFu32;
+        let up = (bits >> 16u32) + select((bits & 0xFFFFu32) > low, 1u32, 0u32);
+        let quiet = (bits >> 16u32) | 0x40u32;
+        E::cast_from(select((bits & 0x7FFF_FFFFu32) > 0x7F80_0000u32, quiet, up))
+    } else {
+        narrow::<E>(x, bf16)
+    }
+}
+
+/// `(1 - w) a + w b` in two fused operations.
+#[cube]
+fn lerp(a: f32, b: f32, w: f32) -> f32 {
+    fma(w, b, fma(-w, a, a))
+}
+
+/// `a / b`, rounded as a division is: drivers may be off by units in the last place.
+#[cube]
+fn quotient(a: f32, b: f32) -> f32 {
+    let q = a / b;
+    let better = q + fma(-q, b, a) / b;
+    // Where the remainder is no number (an infinite quotient), the quotient itself.
+    select((u32::reinterpret(better) & 0x7FFF_FFFFu32) > 0x7F80_0000u32, q, better)
+}
+
+/// The root, rounded likewise.
+#[cube]
+fn root(x: f32) -> f32 {
+    let r = x.sqrt();
+    select(r > 0.0f32, r + 0.5f32 * fma(-r, r, x) / r, r)
+}
+
+#[cube(launch_unchecked)]
+fn update_kernel<E: Numeric, G: Numeric>(
+    param: &mut [E],
+    master: &mut [f32],
+    grad: &mut [G],
+    m: &mut [f32],
+    v: &mut [f32],
+    norm: &[f32],
+    max_norm: f32,
+    grad_scale: f32,
+    lr: f32,
+    beta1: f32,
+    beta2: f32,
+    correction1: f32,
+    correction2: f32,
+    eps: f32,
+    weight_decay: f32,
+    seed: u32,
+    n: usize,
+    layer_len: usize,
+    #[comptime] has_master: bool,
+    #[comptime] clips: bool,
+    #[comptime] stochastic: bool,
+    #[comptime] zero_grad: bool,
+    #[comptime] bf16: bool,
+    #[comptime] grad_bf16: bool,
+    #[define(E, G)] _elems: [ElemType; 2],
+) {
+    let mut scale = grad_scale;
+    if comptime![clips] {
+        scale = grad_scale * select(norm[0] > max_norm, quotient(max_norm, norm[0]), 1.0f32);
+    }
+    let step = CUBE_COUNT * CUBE_DIM as usize;
+    let mut i = ABSOLUTE_POS;
+    while i < n {
+        let g = widen::<G>(grad[i], grad_bf16) * scale;
+        let m1 = lerp(g, m[i], beta1);
+        let v1 = lerp(g * g, v[i], beta2);
+        m[i] = m1;
+        v[i] = v1;
+        let mut p = 0.0f32;
+        if comptime![has_master] {
+            p = master[i];
+        } else {
+            p = widen::<E>(param[i], bf16);
+        }
+        let ratio = quotient(quotient(m1, correction1), root(quotient(v1, correction2)) + eps);
+        p = p - lr * (ratio + weight_decay * p);
+        if comptime![has_master] {
+            master[i] = p;
+        }
+        param[i] = rounded::<E>(p, i % layer_len, i / layer_len, seed, stochastic, bf16);
+        if comptime![zero_grad] {
+            grad[i] = narrow::<G>(0.0f32, grad_bf16);
+        }
+        i += step;
+    }
+}
+
+#[cube(launch_unchecked)]
+fn round_kernel<E: Numeric>(
+    master: &[f32],
+    param: &mut [E],
+    seed: u32,
+    n: usize,
+    layer_len: usize,
+    #[comptime] stochastic: bool,
+    #[comptime] bf16: bool,
+    #[define(E)] _elem: ElemType,
+) {
+    let step = CUBE_COUNT * CUBE_DIM as usize;
+    let mut i = ABSOLUTE_POS;
+    while i < n {
+        param[i] = rounded::<E>(master[i], i % layer_len, i / layer_len, seed, stochastic, bf16);
+        i += step;
+    }
+}
+
+fn seed(rounding: Rounding) -> (bool, u32) {
+    match rounding {
+        Rounding::Nearest => (false, 0),
+        Rounding::Stochastic { seed } => (true, seed),
+    }
+}
+
+pub(super) fn update(gpu: &Gpu, args: &Update<'_>) -> Result<()> {
+    const OP: &str = "adamw.update";
+    let Update { param, master, grad, m, v, layers, zero_grad, .. } = *args;
+    // The clipping factor is made on the device, from the norm that lies there.
+    let step = Step::new(args, 1.0);
+    let (own, gradient) = (gpu.storage(OP, param.dtype())?, gpu.storage(OP, grad.dtype())?);
+    let n = param.numel();
+    if n == 0 {
+        return Ok(());
+    }
+    let (norm, max_norm) = args.clip.as_ref().map_or((m, 0.0), |Clip { norm, max_norm }| (*norm, *max_norm));
+    let (stochastic, seed) = seed(args.rounding);
+    let arg = |t| gpu.arg(OP, t);
+    // SAFETY: all tensors have `n` elements but the norm, which has one.
+    unsafe {
+        update_kernel::launch_unchecked(
+            gpu.client(),
+            gpu.spread(n),
+            CubeDim::new_1d(UNITS),
+            arg(param)?,
+            arg(master.unwrap_or(m))?,
+            arg(grad)?,
+            arg(m)?,
+            arg(v)?,
+            arg(norm)?,
+            max_norm,
+            step.grad_scale,
+            step.lr,
+            step.beta1,
+            step.beta2,
+            step.correction1,
+            step.correction2,
+            step.eps,
+            step.weight_decay,
+            seed,
+            n,
+            n / layers,
+            master.is_some(),
+            args.clip.is_some(),
+            stochastic,
+            zero_grad,
+            own.bf16,
+            gradient.bf16,
+            [own.elem, gradient.elem],
+        );
+    }
+    gpu.launched(OP, &[param, m, v])
+}
+
+pub(super) fn round(gpu: &Gpu, args: &Round<'_>) -> Result<()> {
+    const OP: &str = "adamw.round";
+    let Round { master, param, rounding, layers } = *args;
+    let Storage { elem, bf16 } = gpu.storage(OP, param.dtype())?;
+    let n = param.numel();
+    if n == 0 {
+        return Ok(());
+    }
+    let (stochastic, seed) = seed(rounding);
+    let (from, to) = (gpu.arg(OP, master)?, gpu.arg(OP, param)?);
+    // SAFETY: both tensors have `n` elements.
+    unsafe {
+        let (grid, units) = (gpu.spread(n), CubeDim::new_1d(UNITS));
+        round_kernel::launch_unchecked(gpu.client(), grid, units, from, to, seed, n, n / layers, stochastic, bf16, elem);
+    }
+    gpu.launched(OP, &[param])
+}

@@ -1,0 +1,235 @@
+//! Encoder attention through Vulkan and Metal: tiles as in [`crate::attention`], rows found on the device.
+
+use tilewright_core::Result;
+
+use super::Forward;
+use crate::attention::gpu::{dot, stage, tile};
+use crate::runtime::gpu::Gpu;
+use crate::runtime::gpu::prelude::*;
+
+/// Which of a call's optional arguments there are: part of a kernel's identity.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Given {
+    tokens: bool,
+    window: bool,
+    positions: bool,
+    options: bool,
+    bf16: bool,
+}
+
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+fn forward_kernel<E: Numeric>(
+    q_all: &[E],
+    kv_all: &[E],
+    row_starts: &[i32],
+    query_starts: &[i32],
+    tokens: &[i32],
+    positions: &[i32],
+    option_ids: &[i32],
+    out: &mut [E],
+    tiles: usize,
+    line: usize,
+    q_width: usize,
+    kv_width: usize,
+    key_column: usize,
+    window: i32,
+    heads: usize,
+    scale: f32,
+    #[comptime] rows: usize,
+    #[comptime] head: usize,
+    #[comptime] given: Given,
+    #[define(E)] _elem: ElemType,
+) {
+    let mut q = Shared::<[f32]>::new_slice(comptime!(rows * (head + 1)));
+    let mut kv = Shared::<[f32]>::new_slice(comptime!(16 * (head + 1)));
+    let mut scores = Shared::<[f32]>::new_slice(256usize);
+    // Whether a query sees a key of the tile: what is hidden is not even multiplied by zero.
+    let mut seen = Shared::<[u32]>::new_slice(256usize);
+    let mut most = Shared::<[f32]>::new_slice(16usize);
+    let mut sums = Shared::<[f32]>::new_slice(16usize);
+    let mut fade = Shared::<[f32]>::new_slice(16usize);
+    let unit = UNIT_POS as usize;
+    let h = CUBE_POS / tiles;
+    let mut index = CUBE_POS % tiles;
+    // The tile of this group when every row is cut into tiles, in order.
+    let mut row = 0usize;
+    let mut found = 0u32;
+    while row < line {
+        let count = (usize::cast_from(query_starts[row + 1] - query_starts[row]) + comptime!(rows - 1)) / rows;
+        if index < count {
+            found = 1u32;
+            break;
+        }
+        index -= count;
+        row += 1;
+    }
+    if found == 1u32 && h < heads {
+        let start = usize::cast_from(row_starts[row]);
+        let length = usize::cast_from(row_starts[row + 1]) - start;
+        let first = usize::cast_from(query_starts[row]) + index * rows;
+        let last = min(first + rows, usize::cast_from(query_starts[row + 1]));
+        let d_all = heads * head;
+        stage::<E>(q_all, &mut q, h * head, q_width, first, last, rows, head, given.bf16);
+        if unit < rows {
+            most[unit] = -1.0e30f32;
+            sums[unit] = 0.0f32;
+        }
+        let (r, j) = (unit / 16, unit % 16);
+        // What decides what this unit's query sees.
+        let place = min(first + r, last - 1);
+        let mut own = index * rows + min(r, last - first - 1);
+        if comptime![given.tokens] {
+            own = usize::cast_from(tokens[place]) - start;
+        }
+        let mut own_position = i32::cast_from(own);
+        if comptime![given.positions] {
+            own_position = positions[start + own];
+        }
+        let mut own_option = 0i32;
+        if comptime![given.options] {
+            own_option = option_ids[start + own];
+        }
+        let mut from = 0usize;
+        let mut to = length;
+        if comptime![given.window && !given.tokens && !given.positions] {
+            // Keys that some query of the tile may see; tiles are counted from the row's start, whatever runs beside it.
+            let half = usize::cast_from(window);
+            let begin = index * rows;
+            from = (begin - min(begin, half)) / 16 * 16;
+            to = min(length, begin + (last - first) + min(half, length));
+        }
+        let mut acc = Array::<f32>::new(4usize);
+        #[unroll]
+        for i in 0..4usize {
+            acc[i] = 0.0f32;
+        }
+        let base = start * kv_width + key_column + h * head;
+        let mut key = from;
+        while key < to {
+            stage::<E>(kv_all, &mut kv, base, kv_width, key, length, 16usize, head, given.bf16);
+            sync_cube();
+            if unit < comptime!(rows * 16) {
+                let other = min(key + j, length - 1);
+                let mut visible = key + j < length && first + r < last;
+                if comptime![given.window] {
+                    let mut position = i32::cast_from(other);
+                    if comptime![given.positions] {
+                        position = positions[start + other];
+                    }
+                    // Compared without a difference that could overflow.
+                    let (low, high) = (min(position, own_position), max(position, own_position));
+                    let distance = u32::reinterpret(high) - u32::reinterpret(low);
+                    visible = visible && distance <= u32::reinterpret(window);
+                }
+                if comptime![given.options] {
+                    let option = option_ids[start + other];
+                    visible = visible && !(own_option > 0 && option > 0 && option != own_option);
+                }
+                scores[unit] = scale * dot(&q, &kv, r, j, head);
+                seen[unit] = select(visible, 1u32, 0u32);
+            }
+            sync_cube();
+            stage::<E>(kv_all, &mut kv, base + d_all, kv_width, key, length, 16usize, head, given.bf16);
+            if unit < rows {
+                let before = most[unit];
+                let mut largest = before;
+                for i in 0..16usize {
+                    if seen[unit * 16 + i] == 1u32 {
+                        largest = max(largest, scores[unit * 16 + i]);
+                    }
+                }
+                let factor = (before - largest).exp();
+                let mut sum = sums[unit] * factor;
+                for i in 0..16usize {
+                    if seen[unit * 16 + i] == 1u32 {
+                        let p = (scores[unit * 16 + i] - largest).exp();
+                        scores[unit * 16 + i] = p;
+                        sum += p;
+                    }
+                }
+                most[unit] = largest;
+                sums[unit] = sum;
+                fade[unit] = factor;
+            }
+            sync_cube();
+            #[unroll]
+            for i in 0..4usize {
+                let at = unit + i * 256;
+                if at < comptime!(rows * head) {
+                    let (query, d) = (at / head, at % head);
+                    let mut value = acc[i] * fade[query];
+                    for k in 0..16usize {
+                        if seen[query * 16 + k] == 1u32 {
+                            value = fma(scores[query * 16 + k], kv[k * comptime!(head + 1) + d], value);
+                        }
+                    }
+                    acc[i] = value;
+                }
+            }
+            sync_cube();
+            key += 16;
+        }
+        #[unroll]
+        for i in 0..4usize {
+            let at = unit + i * 256;
+            if at < comptime!(rows * head) {
+                let (query, d) = (at / head, at % head);
+                if first + query < last {
+                    out[(first + query) * d_all + h * head + d] = narrow::<E>(acc[i] / sums[query], given.bf16);
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn forward(gpu: &Gpu, args: &Forward<'_>, m: usize, head: usize) -> Result<()> {
+    const OP: &str = "encoder_attention.forward";
+    let Forward { q, kv, key_column, heads, row_starts, selected, window, positions, option_ids, out, .. } = *args;
+    let Storage { elem, bf16 } = gpu.storage(OP, q.dtype())?;
+    let (q_width, kv_width) = (q.shape().as_matrix().1, kv.shape().as_matrix().1);
+    let (line, rows) = (row_starts.numel() - 1, tile(head));
+    if m == 0 {
+        return Ok(());
+    }
+    // Each row ends with a tile of its own, whatever its length; groups behind the last tile have nothing to do.
+    let tiles = ((m + line * (rows - 1)) / rows).min(m);
+    let given = Given {
+        tokens: selected.is_some(),
+        window: window.is_some(),
+        positions: positions.is_some(),
+        options: option_ids.is_some(),
+        bf16,
+    };
+    let arg = |t| gpu.arg(OP, t);
+    // SAFETY: the contract checked that rows, queries, heads and columns lie in their tensors.
+    unsafe {
+        forward_kernel::launch_unchecked(
+            gpu.client(),
+            gpu.grid(tiles * heads),
+            CubeDim::new_1d(UNITS),
+            arg(q)?,
+            arg(kv)?,
+            arg(row_starts)?,
+            arg(selected.as_ref().map_or(row_starts, |s| s.starts))?,
+            arg(selected.as_ref().map_or(row_starts, |s| s.tokens))?,
+            arg(positions.unwrap_or(row_starts))?,
+            arg(option_ids.unwrap_or(row_starts))?,
+            arg(out)?,
+            tiles,
+            line,
+            q_width,
+            kv_width,
+            key_column,
+            // As an unsigned number: no two positions are farther apart than 2^32.
+            window.map_or(0, |w| u32::try_from(w).unwrap_or(u32::MAX) as i32),
+            heads,
+            (1.0 / (head as f64).sqrt()) as f32,
+            rows,
+            head,
+            given,
+            elem,
+        );
+    }
+    gpu.launched(OP, &[out])
+}

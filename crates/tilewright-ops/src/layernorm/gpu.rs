@@ -1,0 +1,364 @@
+//! Layer normalisation through Vulkan and Metal: a group a row, statistics in two passes over it.
+
+use tilewright_core::{DType, Result};
+
+use super::{Backward, Forward, Recompute, block_rows, partial_elements};
+use crate::Tensor;
+use crate::runtime::gpu::Gpu;
+use crate::runtime::gpu::prelude::*;
+
+/// The last step, the same here and there, so that a recomputed value has the bits of the first.
+#[cube]
+fn affine(value: f32, mean: f32, rstd: f32, weight: f32, bias: f32) -> f32 {
+    fma((value - mean) * rstd, weight, bias)
+}
+
+#[cube(launch_unchecked)]
+fn forward_kernel<S: Numeric, E: Numeric>(
+    x: &[S],
+    branch: &[E],
+    sum: &mut [S],
+    weight: &[S],
+    bias: &[S],
+    out: &mut [E],
+    mean: &mut [f32],
+    rstd: &mut [f32],
+    n: usize,
+    c: usize,
+    eps: f32,
+    #[comptime] residual: bool,
+    #[comptime] biased: bool,
+    #[comptime] stream_bf16: bool,
+    #[comptime] bf16: bool,
+    #[define(S, E)] _elems: [ElemType; 2],
+) {
+    let mut shared = Shared::<[f32]>::new_slice(256usize);
+    let row = CUBE_POS;
+    if row < n {
+        let start = row * c;
+        let width = f32::cast_from(c);
+        let mut total = 0.0f32;
+        let mut i = UNIT_POS as usize;
+        while i < c {
+            let mut value = widen::<S>(x[start + i], stream_bf16);
+            if comptime![residual] {
+                let stored = narrow::<S>(value + widen::<E>(branch[start + i], bf16), stream_bf16);
+                sum[start + i] = stored;
+                value = widen::<S>(stored, stream_bf16);
+            }
+            total += value;
+            i += CUBE_DIM as usize;
+        }
+        let average = group_sum(total, &mut shared) / width;
+        let mut squares = 0.0f32;
+        let mut i = UNIT_POS as usize;
+        while i < c {
+            let mut value = 0.0f32;
+            if comptime![residual] {
+                value = widen::<S>(sum[start + i], stream_bf16);
+            } else {
+                value = widen::<S>(x[start + i], stream_bf16);
+            }
+            squares += (value - average) * (value - average);
+            i += CUBE_DIM as usize;
+        }
+        let variance = group_sum(squares, &mut shared) / width;
+        let scale = 1.0f32 / (variance + eps).sqrt();
+        if UNIT_POS == 0 {
+            mean[row] = average;
+            rstd[row] = scale;
+        }
+        let mut i = UNIT_POS as usize;
+        while i < c {
+            let mut value = 0.0f32;
+            if comptime![residual] {
+                value = widen::<S>(sum[start + i], stream_bf16);
+            } else {
+                value = widen::<S>(x[start + i], stream_bf16);
+            }
+            let mut shift = 0.0f32;
+            if comptime![biased] {
+                shift = widen::<S>(bias[i], stream_bf16);
+            }
+            out[start + i] = narrow::<E>(affine(value, average, scale, widen::<S>(weight[i], stream_bf16), shift), bf16);
+            i += CUBE_DIM as usize;
+        }
+    }
+}
+
+#[cube(launch_unchecked)]
+fn recompute_kernel<E: Numeric>(
+    sum: &[E],
+    weight: &[E],
+    bias: &[E],
+    mean: &[f32],
+    rstd: &[f32],
+    out: &mut [E],
+    n: usize,
+    c: usize,
+    #[comptime] biased: bool,
+    #[comptime] bf16: bool,
+    #[define(E)] _elem: ElemType,
+) {
+    let step = CUBE_COUNT * CUBE_DIM as usize;
+    let mut at = ABSOLUTE_POS;
+    while at < n * c {
+        let (row, i) = (at / c, at % c);
+        let mut shift = 0.0f32;
+        if comptime![biased] {
+            shift = widen::<E>(bias[i], bf16);
+        }
+        let value = widen::<E>(sum[at], bf16);
+        out[at] = narrow::<E>(affine(value, mean[row], rstd[row], widen::<E>(weight[i], bf16), shift), bf16);
+        at += step;
+    }
+}
+
+#[cube(launch_unchecked)]
+fn rows_kernel<E: Numeric>(
+    dout: &[E],
+    sum: &[E],
+    weight: &[E],
+    mean: &[f32],
+    rstd: &[f32],
+    dx: &mut [E],
+    n: usize,
+    c: usize,
+    #[comptime] accumulate: bool,
+    #[comptime] bf16: bool,
+    #[define(E)] _elem: ElemType,
+) {
+    let mut shared = Shared::<[f32]>::new_slice(256usize);
+    let row = CUBE_POS;
+    if row < n {
+        let start = row * c;
+        let (average, scale, width) = (mean[row], rstd[row], f32::cast_from(c));
+        let mut total = 0.0f32;
+        let mut product = 0.0f32;
+        let mut i = UNIT_POS as usize;
+        while i < c {
+            let g = widen::<E>(weight[i], bf16) * widen::<E>(dout[start + i], bf16);
+            let normal = (widen::<E>(sum[start + i], bf16) - average) * scale;
+            total += g;
+            product += g * normal;
+            i += CUBE_DIM as usize;
+        }
+        let g_mean = group_sum(total, &mut shared) / width;
+        let gx_mean = group_sum(product, &mut shared) / width;
+        let mut i = UNIT_POS as usize;
+        while i < c {
+            let g = widen::<E>(weight[i], bf16) * widen::<E>(dout[start + i], bf16);
+            let normal = (widen::<E>(sum[start + i], bf16) - average) * scale;
+            let mut value = scale * (g - g_mean - normal * gx_mean);
+            if comptime![accumulate] {
+                value += widen::<E>(dx[start + i], bf16);
+            }
+            dx[start + i] = narrow::<E>(value, bf16);
+            i += CUBE_DIM as usize;
+        }
+    }
+}
+
+// partials[block][0]: sums of `dweight` over the block's rows; partials[block][1]: of `dbias`. A unit a column.
+#[cube(launch_unchecked)]
+fn columns_kernel<E: Numeric>(
+    dout: &[E],
+    sum: &[E],
+    mean: &[f32],
+    rstd: &[f32],
+    partials: &mut [f32],
+    n: usize,
+    c: usize,
+    rows: usize,
+    blocks: usize,
+    #[comptime] bf16: bool,
+    #[define(E)] _elem: ElemType,
+) {
+    let tiles = (c + 255) / 256;
+    let block = CUBE_POS / tiles;
+    let column = CUBE_POS % tiles * 256 + UNIT_POS as usize;
+    if block < blocks {
+        if column < c {
+            let mut weight = 0.0f32;
+            let mut bias = 0.0f32;
+            let mut row = block * rows;
+            let end = min(row + rows, n);
+            while row < end {
+                let d = widen::<E>(dout[row * c + column], bf16);
+                weight += (widen::<E>(sum[row * c + column], bf16) - mean[row]) * rstd[row] * d;
+                bias += d;
+                row += 1;
+            }
+            partials[block * 2 * c + column] = weight;
+            partials[block * 2 * c + c + column] = bias;
+        }
+    }
+}
+
+#[cube(launch_unchecked)]
+fn finish_kernel<E: Numeric>(
+    partials: &[f32],
+    dweight: &mut [E],
+    dbias: &mut [E],
+    c: usize,
+    blocks: usize,
+    #[comptime] biased: bool,
+    #[comptime] accumulate: bool,
+    #[comptime] bf16: bool,
+    #[define(E)] _elem: ElemType,
+) {
+    let column = ABSOLUTE_POS;
+    if column < c {
+        let mut weight = 0.0f32;
+        let mut bias = 0.0f32;
+        for block in 0..blocks {
+            weight += partials[block * 2 * c + column];
+            bias += partials[block * 2 * c + c + column];
+        }
+        if comptime![accumulate] {
+            weight += widen::<E>(dweight[column], bf16);
+        }
+        dweight[column] = narrow::<E>(weight, bf16);
+        if comptime![biased] {
+            if comptime![accumulate] {
+                bias += widen::<E>(dbias[column], bf16);
+            }
+            dbias[column] = narrow::<E>(bias, bf16);
+        }
+    }
+}
+
+pub(super) fn forward(gpu: &Gpu, n: usize, c: usize, args: &Forward<'_>) -> Result<()> {
+    const OP: &str = "layernorm.forward";
+    let Forward { x, residual, weight, bias, eps, out, mean, rstd } = args;
+    let (stream, own) = (gpu.storage(OP, x.dtype())?, gpu.storage(OP, out.dtype())?);
+    if n * c == 0 {
+        return Ok(());
+    }
+    // What is not there is never read or written; another tensor of the type stands for it.
+    let (branch, sum) = residual.as_ref().map_or((*out, *x), |r| (r.branch, r.sum));
+    let arg = |t: &Tensor| gpu.arg(OP, t);
+    // SAFETY: `(n, c)` are the sizes of the tensors, checked by the contract.
+    unsafe {
+        forward_kernel::launch_unchecked(
+            gpu.client(),
+            gpu.grid(n),
+            CubeDim::new_1d(UNITS),
+            arg(x)?,
+            arg(branch)?,
+            arg(sum)?,
+            arg(weight)?,
+            arg(bias.unwrap_or(weight))?,
+            arg(out)?,
+            arg(mean)?,
+            arg(rstd)?,
+            n,
+            c,
+            *eps,
+            residual.is_some(),
+            bias.is_some(),
+            stream.bf16,
+            own.bf16,
+            [stream.elem, own.elem],
+        );
+    }
+    gpu.launched(OP, &[out, mean, rstd])
+}
+
+pub(super) fn recompute(gpu: &Gpu, n: usize, c: usize, args: &Recompute<'_>) -> Result<()> {
+    const OP: &str = "layernorm.recompute";
+    let Recompute { sum, weight, bias, mean, rstd, out } = args;
+    let Storage { elem, bf16 } = gpu.storage(OP, sum.dtype())?;
+    if n * c == 0 {
+        return Ok(());
+    }
+    let arg = |t: &Tensor| gpu.arg(OP, t);
+    // SAFETY: as in `forward`.
+    unsafe {
+        recompute_kernel::launch_unchecked(
+            gpu.client(),
+            gpu.spread(n * c),
+            CubeDim::new_1d(UNITS),
+            arg(sum)?,
+            arg(weight)?,
+            arg(bias.unwrap_or(weight))?,
+            arg(mean)?,
+            arg(rstd)?,
+            arg(out)?,
+            n,
+            c,
+            bias.is_some(),
+            bf16,
+            elem,
+        );
+    }
+    gpu.launched(OP, &[out])
+}
+
+pub(super) fn backward(gpu: &Gpu, n: usize, c: usize, args: &Backward<'_>) -> Result<()> {
+    const OP: &str = "layernorm.backward";
+    let Backward { dout, sum, weight, mean, rstd, dx, accumulate_dx, dweight, dbias, accumulate_params, workspace } =
+        args;
+    let Storage { elem, bf16 } = gpu.storage(OP, dout.dtype())?;
+    if c == 0 {
+        return Ok(());
+    }
+    let units = CubeDim::new_1d(UNITS);
+    let arg = |t: &Tensor| gpu.arg(OP, t);
+    let (rows, blocks) = (block_rows(n), n.div_ceil(block_rows(n)));
+    let partials = workspace.reinterpret(0, DType::F32, &[partial_elements(n, c)])?;
+    // SAFETY: as in `forward`; the workspace holds the partial sums of all blocks.
+    unsafe {
+        if n > 0 {
+            rows_kernel::launch_unchecked(
+                gpu.client(),
+                gpu.grid(n),
+                units,
+                arg(dout)?,
+                arg(sum)?,
+                arg(weight)?,
+                arg(mean)?,
+                arg(rstd)?,
+                arg(dx)?,
+                n,
+                c,
+                *accumulate_dx,
+                bf16,
+                elem,
+            );
+            gpu.launched(OP, &[dx])?;
+            columns_kernel::launch_unchecked(
+                gpu.client(),
+                gpu.grid(blocks * c.div_ceil(256)),
+                units,
+                arg(dout)?,
+                arg(sum)?,
+                arg(mean)?,
+                arg(rstd)?,
+                arg(&partials)?,
+                n,
+                c,
+                rows,
+                blocks,
+                bf16,
+                elem,
+            );
+            gpu.launched(OP, &[&partials])?;
+        }
+        finish_kernel::launch_unchecked(
+            gpu.client(),
+            gpu.grid(c.div_ceil(UNITS as usize)),
+            units,
+            arg(if n > 0 { &partials } else { workspace })?,
+            arg(dweight)?,
+            arg(dbias.unwrap_or(dweight))?,
+            c,
+            blocks,
+            dbias.is_some(),
+            *accumulate_params,
+            bf16,
+            elem,
+        );
+    }
+    gpu.launched(OP, &[dweight])
+}
