@@ -138,6 +138,18 @@ pub(crate) fn assert_close(what: &str, got: &Tensor, want: &[f64], atol: f64, rt
     }
 }
 
+/// The same bits on processors and through CUDA. Through Vulkan and Metal, where a driver may fuse a product with a sum and round a division or a root
+/// as it likes, some units in the last place of f32.
+#[track_caller]
+pub(crate) fn assert_bits(device: &Device, what: &str, got: &[f32], want: &[f32]) {
+    assert_eq!(got.len(), want.len(), "{what} on {}: element count", device.name());
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        let same = g.to_bits() == w.to_bits() || g == w;
+        let near = is_portable(device) && (g - w).abs() <= 1e-9 + 1e-6 * w.abs();
+        assert!(same || near, "{what}[{i}] on {}: got {g:e}, want {w:e}", device.name());
+    }
+}
+
 /// `(atol, rtol)` of specification 2.3 for an op whose result is stored in `dtype`.
 pub(crate) fn tolerance(dtype: DType) -> (f64, f64) {
     match dtype {

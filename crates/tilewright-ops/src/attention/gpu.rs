@@ -11,9 +11,6 @@ use crate::Tensor;
 use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::prelude::*;
 
-/// Rows of the other side in a tile.
-const OTHERS: usize = 16;
-
 /// Rows that a group owns: as many as keep its sums within four registers a unit.
 pub(crate) fn tile(head: usize) -> usize {
     match head {
@@ -406,13 +403,13 @@ fn decode_kernel<E: Numeric>(
             v_cache[cache + position * c + unit] = qkv[start + 2 * c + unit];
         }
         sync_cube();
-        let mut most = -1.0e30f32;
+        let mut most = f32::new(-1.0e30f32);
         let mut sum = 0.0f32;
         let mut acc = 0.0f32;
         let mut key = 0usize;
         while key <= position {
             let here = key + unit;
-            let mut score = -1.0e30f32;
+            let mut score = f32::new(-1.0e30f32);
             if here < position {
                 score = 0.0f32;
                 for d in 0..head {
@@ -476,7 +473,22 @@ pub(super) fn forward(gpu: &Gpu, sizes: Sizes, args: &Forward<'_>) -> Result<()>
     unsafe {
         let (grid, units) = (gpu.grid(groups), CubeDim::new_1d(UNITS));
         let scale = scale(head);
-        forward_kernel::launch_unchecked(gpu.client(), grid, units, from, to, logs, t, heads, groups, scale, rows, head, bf16, elem);
+        forward_kernel::launch_unchecked(
+            gpu.client(),
+            grid,
+            units,
+            from,
+            to,
+            logs,
+            t,
+            heads,
+            groups,
+            scale,
+            rows,
+            head,
+            bf16,
+            elem,
+        );
     }
     gpu.launched(OP, &[out, lse])
 }
@@ -503,11 +515,41 @@ pub(super) fn backward(gpu: &Gpu, sizes: Sizes, args: &Backward<'_>, deltas: &Te
             let (grid, scale) = (gpu.grid(groups), scale(head));
             if of_queries {
                 queries_kernel::launch_unchecked(
-                    gpu.client(), grid, units, x, dy, logs, sums, dx, t, heads, groups, scale, rows, head, bf16, elem,
+                    gpu.client(),
+                    grid,
+                    units,
+                    x,
+                    dy,
+                    logs,
+                    sums,
+                    dx,
+                    t,
+                    heads,
+                    groups,
+                    scale,
+                    rows,
+                    head,
+                    bf16,
+                    elem,
                 );
             } else {
                 keys_kernel::launch_unchecked(
-                    gpu.client(), grid, units, x, dy, logs, sums, dx, t, heads, groups, scale, rows, head, bf16, elem,
+                    gpu.client(),
+                    grid,
+                    units,
+                    x,
+                    dy,
+                    logs,
+                    sums,
+                    dx,
+                    t,
+                    heads,
+                    groups,
+                    scale,
+                    rows,
+                    head,
+                    bf16,
+                    elem,
                 );
             }
             gpu.launched(OP, &[dqkv])?;

@@ -139,7 +139,21 @@ pub(super) fn forward(gpu: &Gpu, args: &Forward<'_>, c: usize) -> Result<()> {
     // SAFETY: `out` has `n` elements in rows of `c`; ids and positions were checked against the tables.
     unsafe {
         let (grid, units) = (gpu.spread(n), CubeDim::new_1d(UNITS));
-        forward_kernel::launch_unchecked(gpu.client(), grid, units, tokens, wte, wpe, target, n, t, c, position, bf16, elem);
+        forward_kernel::launch_unchecked(
+            gpu.client(),
+            grid,
+            units,
+            tokens,
+            wte,
+            wpe,
+            target,
+            n,
+            t,
+            c,
+            position,
+            bf16,
+            elem,
+        );
     }
     gpu.launched(OP, &[out])
 }
@@ -161,7 +175,20 @@ pub(super) fn backward(gpu: &Gpu, args: &Backward<'_>, c: usize) -> Result<()> {
         // SAFETY: `places` elements lie in `dwpe`, and `b * t * c` in `dout`, of which none is read when `t` is 0.
         unsafe {
             let grid = gpu.spread(places);
-            positions_kernel::launch_unchecked(gpu.client(), grid, units, from, to, places, b, t, c, accumulate_dwpe, bf16, elem);
+            positions_kernel::launch_unchecked(
+                gpu.client(),
+                grid,
+                units,
+                from,
+                to,
+                places,
+                b,
+                t,
+                c,
+                accumulate_dwpe,
+                bf16,
+                elem,
+            );
         }
         gpu.launched(OP, &[dwpe])?;
     }

@@ -54,7 +54,17 @@ pub(super) fn forward(gpu: &Gpu, args: &Forward<'_>) -> Result<()> {
     let [x, to] = [gpu.arg(OP, x)?, gpu.arg(OP, out)?];
     // SAFETY: both tensors have `n` elements.
     unsafe {
-        forward_kernel::launch_unchecked(gpu.client(), gpu.spread(n), CubeDim::new_1d(UNITS), x, to, n, erf, bf16, elem);
+        forward_kernel::launch_unchecked(
+            gpu.client(),
+            gpu.spread(n),
+            CubeDim::new_1d(UNITS),
+            x,
+            to,
+            n,
+            erf,
+            bf16,
+            elem,
+        );
     }
     gpu.launched(OP, &[out])
 }

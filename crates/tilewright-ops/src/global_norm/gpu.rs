@@ -167,7 +167,19 @@ pub(super) fn forward(device: &Device, gpu: &Gpu, args: &Forward<'_>) -> Result<
                     largest_kernel::launch_unchecked(gpu.client(), grid, units, x, to, n, first, own, bf16, elem);
                 } else {
                     let scale = gpu.arg(OP, &largest)?;
-                    squares_kernel::launch_unchecked(gpu.client(), grid, units, x, scale, to, n, first, own, bf16, elem);
+                    squares_kernel::launch_unchecked(
+                        gpu.client(),
+                        grid,
+                        units,
+                        x,
+                        scale,
+                        to,
+                        n,
+                        first,
+                        own,
+                        bf16,
+                        elem,
+                    );
                 }
             }
             gpu.launched(OP, &[&sums])?;

@@ -16,8 +16,9 @@ fn check(device: &Device, dtypes: &[DType], sizes: &[usize]) {
         sizes.iter().zip(dtypes.iter().cycle()).map(|(&n, &d)| random(device, d, &[n], 0.3, &mut rng)).collect();
     let (tensors, exact): (Vec<_>, Vec<_>) = made.into_iter().unzip();
     let (got, want) = (norm(device, &tensors), reference::norm(&exact));
-    // Squares and sums are f64: only the last rounding to f32 is seen.
-    assert!((f64::from(got) - want).abs() <= 6.1e-8 * want, "{sizes:?}: {got} against {want}");
+    // Squares and sums are f64: only the last rounding to f32 is seen. Through Vulkan and Metal they are f32, summed in trees.
+    let bound = if testing::is_portable(device) { 4e-7 } else { 6.1e-8 };
+    assert!((f64::from(got) - want).abs() <= bound * want, "{sizes:?}: {got} against {want}");
 }
 
 #[test]
@@ -57,7 +58,7 @@ fn every_element_counts_once() {
             let mut values = vec![0.0; n];
             values[i] = 3.0;
             t.write_f32(&values).unwrap();
-            assert_eq!(norm(&device, std::slice::from_ref(&t)), 3.0, "element {i}");
+            testing::assert_bits(&device, &format!("element {i}"), &[norm(&device, std::slice::from_ref(&t))], &[3.0]);
         }
     }
 }
@@ -70,6 +71,7 @@ fn the_bits_depend_on_neither_threads_nor_instruction_set_nor_alignment() {
     };
     let first = run(&Device::cpu_with_threads(1), false);
     for device in devices() {
+        let first = if testing::is_portable(&device) { run(&device, false) } else { first };
         assert_eq!([run(&device, false), run(&device, true)], [first; 2], "{device:?}");
     }
 }
@@ -78,7 +80,7 @@ fn the_bits_depend_on_neither_threads_nor_instruction_set_nor_alignment() {
 fn squares_of_large_gradients_do_not_overflow() {
     for device in devices() {
         let t = Tensor::from_f32(&device, DType::F32, &[2], &[3e30, 4e30]).unwrap();
-        assert_eq!(norm(&device, &[t]), 5e30);
+        testing::assert_bits(&device, "norm", &[norm(&device, &[t])], &[5e30]);
     }
 }
 

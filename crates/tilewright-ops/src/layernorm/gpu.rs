@@ -37,28 +37,34 @@ fn forward_kernel<S: Numeric, E: Numeric>(
     if row < n {
         let start = row * c;
         let width = f32::cast_from(c);
+        if comptime![residual] {
+            let mut i = UNIT_POS as usize;
+            while i < c {
+                let value = widen::<S>(x[start + i], stream_bf16) + widen::<E>(branch[start + i], bf16);
+                sum[start + i] = narrow::<S>(value, stream_bf16);
+                i += CUBE_DIM as usize;
+            }
+        }
+        // What is normalised is the sum as it was stored: each unit reads again what it wrote.
         let mut total = 0.0f32;
         let mut i = UNIT_POS as usize;
         while i < c {
-            let mut value = widen::<S>(x[start + i], stream_bf16);
-            if comptime![residual] {
-                let stored = narrow::<S>(value + widen::<E>(branch[start + i], bf16), stream_bf16);
-                sum[start + i] = stored;
-                value = widen::<S>(stored, stream_bf16);
-            }
-            total += value;
+            total += if comptime![residual] {
+                widen::<S>(sum[start + i], stream_bf16)
+            } else {
+                widen::<S>(x[start + i], stream_bf16)
+            };
             i += CUBE_DIM as usize;
         }
         let average = group_sum(total, &mut shared) / width;
         let mut squares = 0.0f32;
         let mut i = UNIT_POS as usize;
         while i < c {
-            let mut value = 0.0f32;
-            if comptime![residual] {
-                value = widen::<S>(sum[start + i], stream_bf16);
+            let value = if comptime![residual] {
+                widen::<S>(sum[start + i], stream_bf16)
             } else {
-                value = widen::<S>(x[start + i], stream_bf16);
-            }
+                widen::<S>(x[start + i], stream_bf16)
+            };
             squares += (value - average) * (value - average);
             i += CUBE_DIM as usize;
         }
@@ -70,17 +76,17 @@ fn forward_kernel<S: Numeric, E: Numeric>(
         }
         let mut i = UNIT_POS as usize;
         while i < c {
-            let mut value = 0.0f32;
-            if comptime![residual] {
-                value = widen::<S>(sum[start + i], stream_bf16);
+            let value = if comptime![residual] {
+                widen::<S>(sum[start + i], stream_bf16)
             } else {
-                value = widen::<S>(x[start + i], stream_bf16);
-            }
+                widen::<S>(x[start + i], stream_bf16)
+            };
             let mut shift = 0.0f32;
             if comptime![biased] {
                 shift = widen::<S>(bias[i], stream_bf16);
             }
-            out[start + i] = narrow::<E>(affine(value, average, scale, widen::<S>(weight[i], stream_bf16), shift), bf16);
+            out[start + i] =
+                narrow::<E>(affine(value, average, scale, widen::<S>(weight[i], stream_bf16), shift), bf16);
             i += CUBE_DIM as usize;
         }
     }
@@ -233,7 +239,9 @@ pub(super) fn forward(gpu: &Gpu, n: usize, c: usize, args: &Forward<'_>) -> Resu
     let Forward { x, residual, weight, bias, eps, out, mean, rstd } = args;
     let (stream, own) = (gpu.storage(OP, x.dtype())?, gpu.storage(OP, out.dtype())?);
     if n * c == 0 {
-        return Ok(());
+        // Rows of no columns have statistics.
+        mean.zero();
+        return rstd.write_f32(&vec![1.0 / eps.sqrt(); n]);
     }
     // What is not there is never read or written; another tensor of the type stands for it.
     let (branch, sum) = residual.as_ref().map_or((*out, *x), |r| (r.branch, r.sum));
@@ -307,49 +315,54 @@ pub(super) fn backward(gpu: &Gpu, n: usize, c: usize, args: &Backward<'_>) -> Re
     let arg = |t: &Tensor| gpu.arg(OP, t);
     let (rows, blocks) = (block_rows(n), n.div_ceil(block_rows(n)));
     let partials = workspace.reinterpret(0, DType::F32, &[partial_elements(n, c)])?;
+    if n == 0 {
+        if !*accumulate_params {
+            dweight.zero();
+            dbias.iter().for_each(|t| t.zero());
+        }
+        return Ok(());
+    }
     // SAFETY: as in `forward`; the workspace holds the partial sums of all blocks.
     unsafe {
-        if n > 0 {
-            rows_kernel::launch_unchecked(
-                gpu.client(),
-                gpu.grid(n),
-                units,
-                arg(dout)?,
-                arg(sum)?,
-                arg(weight)?,
-                arg(mean)?,
-                arg(rstd)?,
-                arg(dx)?,
-                n,
-                c,
-                *accumulate_dx,
-                bf16,
-                elem,
-            );
-            gpu.launched(OP, &[dx])?;
-            columns_kernel::launch_unchecked(
-                gpu.client(),
-                gpu.grid(blocks * c.div_ceil(256)),
-                units,
-                arg(dout)?,
-                arg(sum)?,
-                arg(mean)?,
-                arg(rstd)?,
-                arg(&partials)?,
-                n,
-                c,
-                rows,
-                blocks,
-                bf16,
-                elem,
-            );
-            gpu.launched(OP, &[&partials])?;
-        }
+        rows_kernel::launch_unchecked(
+            gpu.client(),
+            gpu.grid(n),
+            units,
+            arg(dout)?,
+            arg(sum)?,
+            arg(weight)?,
+            arg(mean)?,
+            arg(rstd)?,
+            arg(dx)?,
+            n,
+            c,
+            *accumulate_dx,
+            bf16,
+            elem,
+        );
+        gpu.launched(OP, &[dx])?;
+        columns_kernel::launch_unchecked(
+            gpu.client(),
+            gpu.grid(blocks * c.div_ceil(256)),
+            units,
+            arg(dout)?,
+            arg(sum)?,
+            arg(mean)?,
+            arg(rstd)?,
+            arg(&partials)?,
+            n,
+            c,
+            rows,
+            blocks,
+            bf16,
+            elem,
+        );
+        gpu.launched(OP, &[&partials])?;
         finish_kernel::launch_unchecked(
             gpu.client(),
             gpu.grid(c.div_ceil(UNITS as usize)),
             units,
-            arg(if n > 0 { &partials } else { workspace })?,
+            arg(&partials)?,
             arg(dweight)?,
             arg(dbias.unwrap_or(dweight))?,
             c,

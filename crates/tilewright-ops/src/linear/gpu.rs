@@ -70,6 +70,12 @@ pub(super) fn pack(gpu: &Gpu, op: &'static str, source: &Tensor, precision: DTyp
     gpu.launched(op, &[memory])
 }
 
+/// `out = x @ rows^T + bias`, `x` rounded to the type of the weight.
+fn plain<'a>((x, out): (&'a Tensor, &'a Tensor), bias: Option<&'a Tensor>, rows: &'a Tensor) -> Product<'a> {
+    let (n, k) = rows.shape().as_matrix();
+    Product { bias, round: true, ..Product::plain((x, k, 1), (rows, k, 1), (out, n)) }
+}
+
 pub(super) fn forward(device: &Device, gpu: &Gpu, args: &Forward<'_>, m: usize) -> Result<()> {
     let Forward { x, weight, bias, activation, residual, out } = *args;
     let (n, k) = weight.shape();
@@ -77,12 +83,17 @@ pub(super) fn forward(device: &Device, gpu: &Gpu, args: &Forward<'_>, m: usize) 
         return Ok(());
     }
     let rows = weight.memory().reinterpret(0, weight.dtype(), &[n, k])?;
-    let plain = |x, out| Product { bias, round: true, ..Product::plain((x, k, 1), (&rows, k, 1), (out, n)) };
     if activation != Activation::Geglu {
         let in_place = residual.is_some_and(|r| r.same_memory(out));
         let gelu = if let Activation::Gelu(kind) = activation { Some(kind) } else { None };
         let add = residual.filter(|_| !in_place);
-        let product = Product { gelu, relu: activation == Activation::Relu, add, accumulate: in_place, ..plain(x, out) };
+        let product = Product {
+            gelu,
+            relu: activation == Activation::Relu,
+            add,
+            accumulate: in_place,
+            ..plain((x, out), bias, &rows)
+        };
         return product.run(gpu, OP, m, n, k);
     }
     let columns = n / 2;
@@ -91,7 +102,7 @@ pub(super) fn forward(device: &Device, gpu: &Gpu, args: &Forward<'_>, m: usize) 
     for first in (0..m).step_by(chunk) {
         let count = chunk.min(m - first);
         let z = gpu.scratch(OP, device, count * n * size_of::<f32>())?.reinterpret(0, DType::F32, &[count, n])?;
-        plain(&x.slice(first * k, &[count, k])?, &z).run(gpu, OP, count, n, k)?;
+        plain((&x.slice(first * k, &[count, k])?, &z), bias, &rows).run(gpu, OP, count, n, k)?;
         let part = |t: &Tensor| t.slice(first * columns, &[count, columns]);
         let (to, added) = (part(out)?, residual.map(part).transpose()?);
         let (sums, adds, target) = (gpu.arg(OP, &z)?, gpu.arg(OP, added.as_ref().unwrap_or(&z))?, gpu.arg(OP, &to)?);
@@ -100,7 +111,17 @@ pub(super) fn forward(device: &Device, gpu: &Gpu, args: &Forward<'_>, m: usize) 
             let (grid, units) = (gpu.spread(count * columns), CubeDim::new_1d(UNITS));
             let adding = added.is_some();
             gate_kernel::launch_unchecked(
-                gpu.client(), grid, units, sums, adds, target, count, columns, adding, own.bf16, own.elem,
+                gpu.client(),
+                grid,
+                units,
+                sums,
+                adds,
+                target,
+                count,
+                columns,
+                adding,
+                own.bf16,
+                own.elem,
             );
         }
         gpu.launched(OP, &[&to])?;

@@ -156,7 +156,13 @@ fn gradients_kernel(
 
 // out = sums, rounded once.
 #[cube(launch_unchecked)]
-fn store_kernel<E: Numeric>(sums: &[f32], out: &mut [E], n: usize, #[comptime] bf16: bool, #[define(E)] _elem: ElemType) {
+fn store_kernel<E: Numeric>(
+    sums: &[f32],
+    out: &mut [E],
+    n: usize,
+    #[comptime] bf16: bool,
+    #[define(E)] _elem: ElemType,
+) {
     let step = CUBE_COUNT * CUBE_DIM as usize;
     let mut i = ABSOLUTE_POS;
     while i < n {
@@ -216,7 +222,17 @@ impl Head<'_> {
                 let (logits, ids, to) = (self.arg(&tile)?, self.arg(&targets)?, self.arg(&stats)?);
                 // SAFETY: the tile is `(rows, columns)`.
                 unsafe {
-                    absorb_kernel::launch_unchecked(gpu.client(), gpu.grid(rows), units, logits, ids, to, rows, columns, first);
+                    absorb_kernel::launch_unchecked(
+                        gpu.client(),
+                        gpu.grid(rows),
+                        units,
+                        logits,
+                        ids,
+                        to,
+                        rows,
+                        columns,
+                        first,
+                    );
                 }
                 gpu.launched(self.op, &[&stats])?;
             }
@@ -227,7 +243,18 @@ impl Head<'_> {
             let with = losses.is_some();
             // SAFETY: one element a row each.
             unsafe {
-                finish_kernel::launch_unchecked(gpu.client(), spread(), units, from, ids, to, logs, rows, self.ignore, with);
+                finish_kernel::launch_unchecked(
+                    gpu.client(),
+                    spread(),
+                    units,
+                    from,
+                    ids,
+                    to,
+                    logs,
+                    rows,
+                    self.ignore,
+                    with,
+                );
             }
             gpu.launched(self.op, &[&lse])?;
         }
@@ -261,22 +288,39 @@ impl Head<'_> {
             unsafe {
                 let grid = gpu.spread(n * columns);
                 let (ignore, dloss) = (self.ignore, out.dloss);
-                gradients_kernel::launch_unchecked(gpu.client(), grid, units, grad, ids, logs, n, columns, first, ignore, dloss);
+                gradients_kernel::launch_unchecked(
+                    gpu.client(),
+                    grid,
+                    units,
+                    grad,
+                    ids,
+                    logs,
+                    n,
+                    columns,
+                    first,
+                    ignore,
+                    dloss,
+                );
             }
             gpu.launched(self.op, &[&tile])?;
             let weight = self.weight.slice(first * d, &[columns, d])?;
             let dweight = out.dweight.slice(first * d, &[columns, d])?;
-            let product = Product { accumulate: first > 0, ..Product::plain((&tile, columns, 1), (&weight, 1, d), (&sums, d)) };
-            product.run(gpu, self.op, n, d, columns)?;
             let product =
-                Product { accumulate: out.accumulate, ..Product::plain((&tile, 1, columns), (self.hidden, 1, d), (&dweight, d)) };
+                Product { accumulate: first > 0, ..Product::plain((&tile, columns, 1), (&weight, 1, d), (&sums, d)) };
+            product.run(gpu, self.op, n, d, columns)?;
+            let product = Product {
+                accumulate: out.accumulate,
+                ..Product::plain((&tile, 1, columns), (self.hidden, 1, d), (&dweight, d))
+            };
             product.run(gpu, self.op, columns, d, n)?;
         }
         if rounds {
             let Storage { elem, bf16 } = gpu.storage(self.op, out.dhidden.dtype())?;
             let (from, to) = (self.arg(&sums)?, self.arg(out.dhidden)?);
             // SAFETY: both have `n * d` elements.
-            unsafe { store_kernel::launch_unchecked(gpu.client(), gpu.spread(n * d), units, from, to, n * d, bf16, elem) };
+            unsafe {
+                store_kernel::launch_unchecked(gpu.client(), gpu.spread(n * d), units, from, to, n * d, bf16, elem)
+            };
             gpu.launched(self.op, &[out.dhidden])?;
         }
         Ok(())

@@ -48,7 +48,9 @@ impl Api {
 
     fn not_found(self) -> &'static str {
         match self {
-            Api::Vulkan => "install the vendor's driver with its Vulkan part and the loader (libvulkan.so.1, Debian's libvulkan1); `vulkaninfo --summary` should list the GPU",
+            Api::Vulkan => {
+                "install the vendor's driver with its Vulkan part and the loader (libvulkan.so.1, Debian's libvulkan1); `vulkaninfo --summary` should list the GPU"
+            }
             Api::Metal => "Metal needs a Mac with an Apple GPU",
         }
     }
@@ -106,7 +108,7 @@ pub struct Adapter {
     /// What it is.
     pub kind: Kind,
     /// Its place among those of its kind.
-    nth: usize,
+    pub(super) nth: usize,
 }
 
 impl Adapter {
@@ -195,7 +197,10 @@ pub(super) fn open(api: Api, number: usize) -> Result<(Adapter, Client)> {
             Api::Metal => runtime::try_init_setup::<runtime::Metal>(&device, options),
         };
         setup.map_err(|error| {
-            Error::config(format!("{name}:{number} ({}) cannot be opened: {error}", adapter.name), api.not_found().to_owned())
+            Error::config(
+                format!("{name}:{number} ({}) cannot be opened: {error}", adapter.name),
+                api.not_found().to_owned(),
+            )
         })?;
         opened.insert(device.clone());
     }

@@ -18,7 +18,8 @@ pub fn report() -> Report {
     let api = Api::here();
     let found = adapters(api);
     for adapter in &found {
-        let head = format!("{}:{} {}, {}, {}", api.name(), adapter.number, adapter.name, adapter.kind.name(), adapter.driver);
+        let head =
+            format!("{}:{} {}, {}, {}", api.name(), adapter.number, adapter.name, adapter.kind.name(), adapter.driver);
         match Gpu::open(api, adapter.number) {
             Ok(gpu) => report.rows.push((api.name(), format!("{head}; {}", describe(gpu.capabilities())))),
             Err(error) => {

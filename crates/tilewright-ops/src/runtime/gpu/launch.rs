@@ -22,6 +22,11 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
+    /// The device's own bf16, of kernels for the matrix units.
+    pub(crate) fn native_bf16() -> ElemType {
+        ElemType::Float(FloatKind::BF16)
+    }
+
     /// Of a float type, on any device.
     pub(crate) fn of(dtype: DType) -> Self {
         match dtype {
@@ -56,9 +61,16 @@ impl Core {
             return Err(Error::Unsupported {
                 op,
                 device: self.name(),
-                what: format!("a tensor that starts at byte {} of its arena, not at a multiple of {alignment}", t.offset),
+                what: format!(
+                    "a tensor that starts at byte {} of its arena, not at a multiple of {alignment}",
+                    t.offset
+                ),
                 hint: "give it a slot of its own".into(),
             });
+        }
+        if u32::try_from(t.numel()).is_err() {
+            let what = format!("a tensor of {} elements; kernels count in 32 bits", t.numel());
+            return Err(Error::Unsupported { op, device: self.name(), what, hint: "use a smaller batch".into() });
         }
         // SAFETY: the length is that of the tensor, whose bytes the arena holds.
         Ok(unsafe { BufferArg::from_raw_parts(buffer.handle(t.offset, t.bytes()), t.numel()) })

@@ -3,6 +3,7 @@
 //! Arithmetic is f32 everywhere. Sums over a group go through shared memory in a fixed tree, so that they have the same bits whatever the
 //! size of a subgroup, and are there on devices without subgroup arithmetic.
 
+use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
 use crate::gelu::Gelu;
@@ -13,17 +14,65 @@ pub(crate) fn widen<E: Numeric>(x: E, #[comptime] bf16: bool) -> f32 {
     if comptime![bf16] { f32::reinterpret(u32::cast_from(x) << 16u32) } else { f32::cast_from(x) }
 }
 
+/// What f16 keeps of an f32, as f32: rounded to nearest, ties to even, by its bits. Drivers may cut digits off where they convert, or leave a conversion
+/// there and back out; what is exact already they cannot change.
+#[cube]
+pub(crate) fn kept_f16(x: f32) -> f32 {
+    let bits = u32::reinterpret(x);
+    let sign = bits & 0x8000_0000u32;
+    let size = bits & 0x7FFF_FFFFu32;
+    // Normal numbers lose 13 bits.
+    let normal = (size + 0xFFFu32 + ((size >> 13u32) & 1u32)) & 0xFFFF_E000u32;
+    // Below 2^-14 numbers are multiples of 2^-24.
+    let units = f32::reinterpret(size) * 16_777_216.0f32;
+    let whole = u32::cast_from(min(units, 2048.0f32));
+    let rest = min(units, 2048.0f32) - f32::cast_from(whole);
+    let up = rest > 0.5f32 || (rest == 0.5f32 && (whole & 1u32) == 1u32);
+    let small = u32::reinterpret(f32::cast_from(whole + select(up, 1u32, 0u32)) * 0.000_000_059_604_645f32);
+    let rounded = select(size < 0x3880_0000u32, small, normal);
+    // From 65,520 on there is infinity; what is no number stays none.
+    let finite = select(rounded >= 0x4780_0000u32, 0x7F80_0000u32, rounded);
+    f32::reinterpret(sign | select(size > 0x7F80_0000u32, size, finite))
+}
+
+/// What bf16 keeps of an f32, in its upper half.
+#[cube]
+fn kept_bf16(x: f32) -> u32 {
+    let bits = u32::reinterpret(x);
+    let rounded = (bits + 0x7FFFu32 + ((bits >> 16u32) & 1u32)) >> 16u32;
+    select((bits & 0x7FFF_FFFFu32) > 0x7F80_0000u32, (bits >> 16u32) | 0x40u32, rounded)
+}
+
 /// An f32 rounded to a storage type, to nearest, ties to even.
 #[cube]
 pub(crate) fn narrow<E: Numeric>(x: f32, #[comptime] bf16: bool) -> E {
+    let elem = elem_type_of::<E>();
     if comptime![bf16] {
-        let bits = u32::reinterpret(x);
-        let rounded = (bits + 0x7FFFu32 + ((bits >> 16u32) & 1u32)) >> 16u32;
-        let quiet = (bits >> 16u32) | 0x40u32;
-        E::cast_from(select((bits & 0x7FFF_FFFFu32) > 0x7F80_0000u32, quiet, rounded))
+        E::cast_from(kept_bf16(x))
+    } else if comptime![elem == ElemType::Float(FloatKind::F16)] {
+        E::cast_from(kept_f16(x))
     } else {
         E::cast_from(x)
     }
+}
+
+/// What a storage type keeps of an f32, as f32.
+#[cube]
+pub(crate) fn kept<E: Numeric>(x: f32, #[comptime] bf16: bool) -> f32 {
+    let elem = elem_type_of::<E>();
+    if comptime![bf16] {
+        f32::reinterpret(kept_bf16(x) << 16u32)
+    } else if comptime![elem == ElemType::Float(FloatKind::F16)] {
+        kept_f16(x)
+    } else {
+        x
+    }
+}
+
+/// Whether `x` is a number; told by its bits, which no driver's liberties with floats touch.
+#[cube]
+pub(crate) fn is_number(x: f32) -> bool {
+    (u32::reinterpret(x) & 0x7FFF_FFFFu32) <= 0x7F80_0000u32
 }
 
 /// `1 / (1 + e^-x)`, without an overflow on either side.
@@ -55,31 +104,27 @@ pub(crate) fn erfc(x: f32) -> f32 {
 #[cube]
 pub(crate) fn gelu_value(x: f32, #[comptime] erf: bool) -> f32 {
     let near = clamp(x, -12.0f32, 12.0f32);
-    let mut y = 0.0f32;
-    if comptime![erf] {
-        y = 0.5f32 * near * erfc(-near * 0.707_106_77f32);
+    let y = if comptime![erf] {
+        0.5f32 * near * erfc(-near * 0.707_106_77f32)
     } else {
-        let u = 1.595_769_1f32 * (near + 0.044_715f32 * near * near * near);
-        y = near * sigmoid(u);
-    }
+        near * sigmoid(1.595_769_1f32 * (near + 0.044_715f32 * near * near * near))
+    };
     let far = select(x > 0.0f32, x, 0.0f32);
-    select(x.abs() > 12.0f32, far, y)
+    select(is_number(x), select(x.abs() > 12.0f32, far, y), x)
 }
 
 /// The derivative of [`gelu_value`].
 #[cube]
 pub(crate) fn gelu_slope(x: f32, #[comptime] erf: bool) -> f32 {
     let near = clamp(x, -12.0f32, 12.0f32);
-    let mut y = 0.0f32;
-    if comptime![erf] {
-        y = 0.5f32 * erfc(-near * 0.707_106_77f32) + near * (-0.5f32 * near * near).exp() * 0.398_942_3f32;
+    let y = if comptime![erf] {
+        0.5f32 * erfc(-near * 0.707_106_77f32) + near * (-0.5f32 * near * near).exp() * 0.398_942_3f32
     } else {
-        let u = 1.595_769_1f32 * (near + 0.044_715f32 * near * near * near);
-        let s = sigmoid(u);
-        y = s + near * s * (1.0f32 - s) * 1.595_769_1f32 * (1.0f32 + 0.134_145f32 * near * near);
-    }
+        let s = sigmoid(1.595_769_1f32 * (near + 0.044_715f32 * near * near * near));
+        s + near * s * (1.0f32 - s) * 1.595_769_1f32 * (1.0f32 + 0.134_145f32 * near * near)
+    };
     let far = select(x > 0.0f32, 1.0f32, 0.0f32);
-    select(x.abs() > 12.0f32, far, y)
+    select(is_number(x), select(x.abs() > 12.0f32, far, y), x)
 }
 
 /// How kernels know the kind.

@@ -41,11 +41,17 @@ impl GpuBuffer {
             hint: hint.to_owned(),
         };
         if bytes > available {
-            let hint = "use a smaller batch, sequence or model, or a higher recompute mode; `tilewright plan` shows what fits";
+            let hint =
+                "use a smaller batch, sequence or model, or a higher recompute mode; `tilewright plan` shows what fits";
             return Err(refused(bytes, available, hint));
         }
-        let mut cuts = cut(starts, bytes, capabilities.buffer_bytes)
-            .map_err(|slot| refused(slot, capabilities.buffer_bytes, "one buffer of this device holds no more; use a smaller batch, sequence or model"))?;
+        let mut cuts = cut(starts, bytes, capabilities.buffer_bytes).map_err(|slot| {
+            refused(
+                slot,
+                capabilities.buffer_bytes,
+                "one buffer of this device holds no more; use a smaller batch, sequence or model",
+            )
+        })?;
         if cuts.is_empty() {
             // Something to point at.
             cuts.push((0, 256));
@@ -67,6 +73,13 @@ impl GpuBuffer {
         let allocated = cubecl::future::block_on(buffer.device.client.sync_buffers(handles));
         buffer.device.check("gpu.allocate", allocated)?;
         Ok(buffer)
+    }
+
+    /// The same memory as part of the device itself, which counts for no arena.
+    pub(super) fn out_of_accounts(mut self) -> Self {
+        self.device.live.set(self.device.live.get() - self.bytes);
+        self.bytes = 0;
+        self
     }
 
     /// The handle of `bytes` bytes from `at` on, which lie in one part.
@@ -153,7 +166,8 @@ impl GpuBuffer {
         if bytes == 0 {
             return Ok(());
         }
-        let unit = [4, 2].into_iter().find(|u| at.is_multiple_of(*u) && from.is_multiple_of(*u) && bytes.is_multiple_of(*u));
+        let unit =
+            [4, 2].into_iter().find(|u| at.is_multiple_of(*u) && from.is_multiple_of(*u) && bytes.is_multiple_of(*u));
         match unit {
             Some(unit) if unit == 4 || self.device.capabilities().bf16 => {
                 let (to, from) = (self.handle(at, bytes), source.handle(from, bytes));

@@ -12,22 +12,23 @@ use cubecl::bytes::Bytes;
 use cubecl::client::Client;
 use cubecl::device::{DeviceId, DeviceService, ServerUtilitiesHandle};
 use cubecl::environment::stream::StreamId;
-use cubecl::ir::features::{AtomicUsage, MmaConfig, TypeUsage};
+use cubecl::ir::features::{MmaConfig, TypeUsage};
 use cubecl::ir::{
-    AddressType, DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties, IntKind, MemoryDeviceProperties,
-    UIntKind,
+    AddressType, DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties, IntKind,
+    MemoryDeviceProperties, UIntKind,
 };
 use cubecl::prelude::*;
 use cubecl::profile::{ProfileDuration, TimingMethod};
 use cubecl::server::{
-    BufferBinding, CopyDescriptor, Handle, IoError, KernelArguments, MemoryLayout, MemoryLayoutDescriptor, MemoryLayoutPolicy,
-    ProfileError, ProfilingToken, Server, ServerCommunication, ServerError, ServerStorage, ServerUtilities,
+    BufferBinding, CopyDescriptor, Handle, IoError, KernelArguments, MemoryLayout, MemoryLayoutDescriptor,
+    MemoryLayoutPolicy, ProfileError, ProfilingToken, Server, ServerCommunication, ServerError, ServerStorage,
+    ServerUtilities,
 };
+use cubecl_runtime::storage::{ComputeStorage, ManagedResource, StorageHandle, StorageId, StorageUtilization};
 use cubecl_wgpu::MslCompiler;
 
 use super::adapters::{Adapter, Api, Kind};
-use super::{Capabilities, Core, Gpu, SCRATCH_BYTES};
-use crate::runtime::gpu::memory::GpuBuffer;
+use super::{Capabilities, Core, Gpu};
 
 /// What is known of one compiled kernel.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -66,8 +67,7 @@ pub(crate) fn open() -> Rc<Gpu> {
         launches: Cell::new(0),
         careful: false,
     });
-    let scratch = Rc::new(GpuBuffer::zeroed(core.clone(), &[0], SCRATCH_BYTES, "scratch").unwrap());
-    Rc::new(Gpu { core, scratch })
+    Rc::new(Gpu::with_scratch(core).unwrap())
 }
 
 struct Recorder {
@@ -126,10 +126,16 @@ fn properties() -> DeviceProperties {
     for ty in floats.into_iter().chain(words).chain(others) {
         properties.register_type_usage(ty, TypeUsage::all());
     }
-    let _ = AtomicUsage::all();
     for factor in [FloatKind::F16, FloatKind::F32].map(ElemType::Float) {
         let sum = ElemType::Float(FloatKind::F32);
-        properties.features.matmul.cmma.insert(MmaConfig { a_type: factor, b_type: factor, cd_type: sum, m: 8, n: 8, k: 8 });
+        properties.features.matmul.cmma.insert(MmaConfig {
+            a_type: factor,
+            b_type: factor,
+            cd_type: sum,
+            m: 8,
+            n: 8,
+            k: 8,
+        });
     }
     properties
 }
@@ -150,6 +156,41 @@ impl DeviceService for Recorder {
 
 impl ServerCommunication for Recorder {}
 
+/// There is nothing to store.
+struct Nothing;
+
+impl ComputeStorage for Nothing {
+    type Resource = ();
+
+    fn alignment(&self) -> usize {
+        1
+    }
+
+    fn get(&mut self, _: &StorageHandle) -> Result<(), IoError> {
+        Ok(())
+    }
+
+    fn alloc(&mut self, size: u64) -> Result<StorageHandle, IoError> {
+        Ok(StorageHandle::new(StorageId::new(), StorageUtilization { offset: 0, size }))
+    }
+
+    fn dealloc(&mut self, _: StorageId) {}
+
+    fn flush(&mut self) {}
+
+    fn bytes_allocated(&self) -> u64 {
+        0
+    }
+}
+
+impl ServerStorage for Recorder {
+    type Storage = Nothing;
+
+    fn get_resource(&mut self, binding: BufferBinding, _: StreamId) -> Result<ManagedResource<()>, ServerError> {
+        Ok(ManagedResource::new(binding.memory, ()))
+    }
+}
+
 impl Server for Recorder {
     fn initialize_memory(
         &mut self,
@@ -168,8 +209,13 @@ impl Server for Recorder {
         self.utilities.clone()
     }
 
-    fn read(&mut self, wanted: Vec<CopyDescriptor>, _: StreamId) -> cubecl::future::DynFut<Result<Vec<Bytes>, ServerError>> {
-        let zeros = |d: &CopyDescriptor| Bytes::from_bytes_vec(vec![0; d.shape.iter().product::<usize>() * d.elem_size]);
+    fn read(
+        &mut self,
+        wanted: Vec<CopyDescriptor>,
+        _: StreamId,
+    ) -> cubecl::future::DynFut<Result<Vec<Bytes>, ServerError>> {
+        let zeros =
+            |d: &CopyDescriptor| Bytes::from_bytes_vec(vec![0; d.shape.iter().product::<usize>() * d.elem_size]);
         let all = wanted.iter().map(zeros).collect();
         Box::pin(std::future::ready(Ok(all)))
     }
@@ -190,7 +236,7 @@ impl Server for Recorder {
         _: CubeCount,
         _: KernelArguments,
         _: StreamId,
-        _: cubecl_runtime::server::LaunchMode,
+        _: cubecl_runtime::dry_run::LaunchMode,
     ) {
         let name = format!("{} {:?}", kernel.name(), kernel.id());
         let definition = kernel.define();
@@ -223,4 +269,255 @@ impl Server for Recorder {
     }
 
     fn allocation_mode(&mut self, _: cubecl_runtime::memory_management::MemoryAllocationMode, _: StreamId) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gelu::{self, Gelu};
+    use crate::testing::FLOATS;
+    use crate::{DType, Device, Tensor};
+
+    fn zeros(device: &Device, dtype: DType, shape: &[usize]) -> Tensor {
+        Tensor::zeros(device, dtype, shape).unwrap()
+    }
+
+    /// Launches every kernel of every op in every storage type, with what it can be specialised for.
+    fn launch_all() {
+        let device = Device::Gpu(open());
+        for dtype in FLOATS {
+            let t = |shape: &[usize]| zeros(&device, dtype, shape);
+            let f = |shape: &[usize]| zeros(&device, DType::F32, shape);
+            let ids = |shape: &[usize]| zeros(&device, DType::I32, shape);
+            for kind in [Gelu::Tanh, Gelu::Erf] {
+                gelu::forward(&device, &gelu::Forward { kind, x: &t(&[8]), out: &t(&[8]) }).unwrap();
+                gelu::backward(&device, &gelu::Backward { kind, x: &t(&[8]), dout: &t(&[8]), dx: &t(&[8]) }).unwrap();
+            }
+            let table = t(&[4, 8]);
+            crate::gather::forward(
+                &device,
+                &crate::gather::Forward { table: &table, index: &ids(&[3]), out: &f(&[3, 8]) },
+            )
+            .unwrap();
+            let rope = crate::rope::Forward { x: &t(&[3, 8]), heads: 2, positions: &ids(&[3]), table: &f(&[4, 4]) };
+            crate::rope::forward(&device, &rope).unwrap();
+            embedding(&device, dtype);
+            layernorm(&device, dtype);
+            products(&device, dtype);
+            attention(&device, dtype);
+            let tensors = [t(&[8])];
+            crate::global_norm::forward(&device, &crate::global_norm::Forward { tensors: &tensors, out: &f(&[1]) })
+                .unwrap();
+            adamw(&device, dtype);
+            head(&device, dtype);
+        }
+        device.synchronize().unwrap();
+    }
+
+    fn embedding(device: &Device, dtype: DType) {
+        use crate::embedding::{Backward, Forward, backward, backward_workspace_bytes, forward};
+        let t = |shape: &[usize]| zeros(device, dtype, shape);
+        let (tokens, wte, wpe) = (zeros(device, DType::I32, &[2, 3]), t(&[5, 8]), t(&[4, 8]));
+        let out = t(&[2, 3, 8]);
+        forward(device, &Forward { tokens: &tokens, wte: &wte, wpe: &wpe, vocab: 5, position: 0, out: &out }).unwrap();
+        let workspace = zeros(device, DType::U8, &[backward_workspace_bytes(device, 2, 3)]);
+        for accumulate_dwpe in [false, true] {
+            let args = Backward {
+                tokens: &tokens,
+                dout: &out,
+                vocab: 5,
+                dwte: &wte,
+                dwpe: &wpe,
+                accumulate_dwpe,
+                workspace: &workspace,
+            };
+            backward(device, &args).unwrap();
+        }
+    }
+
+    fn layernorm(device: &Device, dtype: DType) {
+        use crate::layernorm::*;
+        let t = |shape: &[usize]| zeros(device, dtype, shape);
+        let (x, weight, bias, out, branch, sum) = (t(&[3, 8]), t(&[8]), t(&[8]), t(&[3, 8]), t(&[3, 8]), t(&[3, 8]));
+        let (mean, rstd) = (zeros(device, DType::F32, &[3]), zeros(device, DType::F32, &[3]));
+        for bias in [None, Some(&bias)] {
+            for residual in [false, true] {
+                let residual = residual.then_some(Residual { branch: &branch, sum: &sum });
+                let args =
+                    Forward { x: &x, residual, weight: &weight, bias, eps: 1e-5, out: &out, mean: &mean, rstd: &rstd };
+                forward(device, &args).unwrap();
+            }
+            recompute(device, &Recompute { sum: &sum, weight: &weight, bias, mean: &mean, rstd: &rstd, out: &out })
+                .unwrap();
+        }
+        let workspace = zeros(device, DType::U8, &[backward_workspace_bytes(device, 3, 8)]);
+        for accumulate in [false, true] {
+            let args = Backward {
+                dout: &out,
+                sum: &sum,
+                weight: &weight,
+                mean: &mean,
+                rstd: &rstd,
+                dx: &x,
+                accumulate_dx: accumulate,
+                dweight: &t(&[8]),
+                dbias: Some(&bias),
+                accumulate_params: accumulate,
+                workspace: &workspace,
+            };
+            backward(device, &args).unwrap();
+        }
+    }
+
+    fn products(device: &Device, dtype: DType) {
+        use crate::matmul::*;
+        let t = |shape: &[usize]| zeros(device, dtype, shape);
+        let (x, weight, bias, out, pre) = (t(&[3, 8]), t(&[5, 8]), t(&[5]), t(&[3, 5]), t(&[3, 5]));
+        for (gelu, pre_gelu) in [(None, None), (Some(Gelu::Tanh), Some(&pre)), (Some(Gelu::Erf), None)] {
+            forward(device, &Forward { x: &x, weight: &weight, bias: Some(&bias), gelu, pre_gelu, out: &out }).unwrap();
+        }
+        for accumulate in [false, true] {
+            for gelu in [None, Some((Gelu::Tanh, &t(&[3, 8])))] {
+                backward_input(device, &BackwardInput { dout: &out, weight: &weight, gelu, dx: &x, accumulate })
+                    .unwrap();
+            }
+            let args = BackwardWeight { dout: &out, x: &x, dweight: &weight, dbias: Some(&bias), accumulate };
+            backward_weight(device, &args).unwrap();
+        }
+        use crate::linear::{self, Activation, Layout, Weight};
+        for activation in [Activation::None, Activation::Gelu(Gelu::Erf), Activation::Relu, Activation::Geglu] {
+            let gated = activation == Activation::Geglu;
+            let layout = if gated { Layout::Gated } else { Layout::Plain };
+            let weight = Weight::pack(device, &zeros(device, DType::F32, &[6, 8]), dtype, layout).unwrap();
+            let (x, out) =
+                (zeros(device, DType::F32, &[3, 8]), zeros(device, DType::F32, &[3, if gated { 3 } else { 6 }]));
+            for residual in [None, Some(&out)] {
+                let args = linear::Forward { x: &x, weight: &weight, bias: None, activation, residual, out: &out };
+                linear::forward(device, &args).unwrap();
+            }
+        }
+    }
+
+    fn attention(device: &Device, dtype: DType) {
+        use crate::attention::*;
+        let t = |shape: &[usize]| zeros(device, dtype, shape);
+        for head in [64, 128, 256] {
+            let (qkv, out, lse) = (t(&[1, 3, 3 * head]), t(&[1, 3, head]), zeros(device, DType::F32, &[1, 1, 3]));
+            let workspace = zeros(device, DType::U8, &[workspace_bytes(device, 1, 3, head, 1)]);
+            let (mask, heads) = (Mask::Causal, 1);
+            forward(device, &Forward { qkv: &qkv, heads, mask, out: &out, lse: &lse, workspace: &workspace }).unwrap();
+            let (dqkv, dout) = (t(&[1, 3, 3 * head]), t(&[1, 3, head]));
+            let args = Backward {
+                qkv: &qkv,
+                heads,
+                mask,
+                out: &out,
+                lse: &lse,
+                dout: &dout,
+                dqkv: &dqkv,
+                workspace: &workspace,
+            };
+            backward(device, &args).unwrap();
+            let cache = || t(&[1, 4, head]);
+            let args = Decode {
+                qkv: &t(&[1, 3 * head]),
+                heads,
+                position: 2,
+                k_cache: &cache(),
+                v_cache: &cache(),
+                out: &t(&[1, head]),
+            };
+            decode(device, &args).unwrap();
+        }
+        let starts = Tensor::from_i32(device, &[2], &[0, 0]).unwrap();
+        let _ = starts;
+    }
+
+    fn adamw(device: &Device, dtype: DType) {
+        use crate::adamw::*;
+        let f = |shape: &[usize]| zeros(device, DType::F32, shape);
+        let (param, master, norm) = (zeros(device, dtype, &[8]), f(&[8]), f(&[1]));
+        for master in [None, Some(&master)] {
+            let args = Update {
+                param: &param,
+                master,
+                grad: &zeros(device, dtype, &[8]),
+                m: &f(&[8]),
+                v: &f(&[8]),
+                lr: 1e-3,
+                beta1: 0.9,
+                beta2: 0.95,
+                eps: 1e-8,
+                weight_decay: 0.1,
+                step: 1,
+                grad_scale: 1.0,
+                clip: Some(Clip { norm: &norm, max_norm: 1.0 }),
+                rounding: Rounding::Stochastic { seed: 1 },
+                layers: 1,
+                zero_grad: true,
+            };
+            update(device, &args).unwrap();
+        }
+        round(device, &Round { master: &master, param: &param, rounding: Rounding::Nearest, layers: 1 }).unwrap();
+    }
+
+    fn head(device: &Device, dtype: DType) {
+        use crate::linear_cross_entropy::*;
+        let t = |shape: &[usize]| zeros(device, dtype, shape);
+        let f = |shape: &[usize]| zeros(device, DType::F32, shape);
+        let (hidden, weight, targets) = (t(&[3, 8]), t(&[5, 8]), zeros(device, DType::I32, &[3]));
+        let bytes = forward_backward_workspace_bytes(device, 3, 8, 5);
+        let args = ForwardBackward {
+            hidden: &hidden,
+            weight: &weight,
+            vocab: 5,
+            targets: &targets,
+            ignore_index: -100,
+            losses: &f(&[3]),
+            dloss: 1.0,
+            dhidden: &t(&[3, 8]),
+            dweight: &t(&[5, 8]),
+            accumulate_dweight: false,
+            workspace: &zeros(device, DType::U8, &[bytes]),
+        };
+        forward_backward(device, &args).unwrap();
+    }
+
+    #[test]
+    fn every_kernel_has_metal_source_within_the_limits_of_an_apple_gpu() {
+        launch_all();
+        let all = compiled();
+        if let Some(folder) = std::env::var_os("TILEWRIGHT_METAL_OUT") {
+            std::fs::create_dir_all(&folder).unwrap();
+            for (i, (name, c)) in all.iter().enumerate() {
+                std::fs::write(
+                    std::path::Path::new(&folder).join(format!("{i:03}.metal")),
+                    format!("// {name}\n{}", c.source),
+                )
+                .unwrap();
+            }
+        }
+        for (name, kernel) in &all {
+            let source = &kernel.source;
+            assert!(source.contains("[[kernel]]") || source.contains("kernel void"), "{name}: {source}");
+            assert!(kernel.shared_bytes <= 32 << 10, "{name}: {} bytes of threadgroup memory", kernel.shared_bytes);
+            assert!(!source.contains("double"), "{name}: 64-bit floats");
+        }
+        // Every op has its kernels, in every storage type.
+        for op in [
+            "gelu",
+            "gather",
+            "rope",
+            "embedding",
+            "layernorm",
+            "matmul",
+            "linear",
+            "attention",
+            "global_norm",
+            "adamw",
+            "linear_cross_entropy",
+        ] {
+            assert!(all.keys().any(|name| name.contains(&format!("::{op}::gpu::"))), "{op} has no kernel");
+        }
+    }
 }

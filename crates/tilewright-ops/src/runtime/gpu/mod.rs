@@ -22,6 +22,10 @@ pub mod doctor;
 pub(crate) mod launch;
 pub(crate) mod math;
 pub(crate) mod memory;
+#[cfg(all(test, feature = "metal"))]
+pub(crate) mod metal;
+#[cfg(test)]
+mod speed;
 #[cfg(test)]
 mod tests;
 
@@ -82,10 +86,13 @@ impl Gpu {
             launches: Cell::new(0),
             careful: std::env::var_os("TILEWRIGHT_GPU_CAREFUL").is_some(),
         });
-        let scratch = Rc::new(GpuBuffer::zeroed(core.clone(), &[0], SCRATCH_BYTES, "the device's scratch")?);
-        core.live.set(0);
+        Gpu::with_scratch(core)
+    }
+
+    fn with_scratch(core: Rc<Core>) -> Result<Self> {
+        let scratch = GpuBuffer::zeroed(core.clone(), &[0], SCRATCH_BYTES, "the device's scratch")?.out_of_accounts();
         core.peak.set(0);
-        Ok(Gpu { core, scratch })
+        Ok(Gpu { core, scratch: Rc::new(scratch) })
     }
 
     pub(crate) fn core(&self) -> Rc<Core> {
@@ -95,7 +102,9 @@ impl Gpu {
     /// The first `bytes` of the device's own scratch; `device` is this one's handle.
     pub(crate) fn scratch(&self, op: &'static str, device: &Device, bytes: usize) -> Result<Tensor> {
         if bytes > SCRATCH_BYTES {
-            let what = format!("{bytes} bytes of partial sums are needed, {SCRATCH_BYTES} are there; use smaller or fewer tensors");
+            let what = format!(
+                "{bytes} bytes of partial sums are needed, {SCRATCH_BYTES} are there; use smaller or fewer tensors"
+            );
             return Err(Error::Argument { op, what });
         }
         let storage = Storage::Gpu(self.scratch.clone());
@@ -150,7 +159,8 @@ impl Core {
                 op,
                 device: self.name(),
                 what: cause,
-                hint: "a fault of an earlier launch shows late: run again with TILEWRIGHT_GPU_CAREFUL=1 to find its op".into(),
+                hint: "a fault of an earlier launch shows late: run again with TILEWRIGHT_GPU_CAREFUL=1 to find its op"
+                    .into(),
             }
         })
     }

@@ -3,6 +3,8 @@
 //! A group makes 64 x 64 of the product, 16 sums a unit in registers, from slices of 16 of the sum that lie in shared memory as f32. What
 //! lies outside the matrices counts as zero and is neither read nor written.
 
+mod matrix;
+
 use tilewright_core::{DType, Result};
 
 use super::{BackwardInput, BackwardWeight, Forward};
@@ -39,6 +41,42 @@ pub(crate) struct Epilogue {
     along: [bool; 2],
     /// Which of `a`, `b`, `bias`, `pre`, `out` are bf16.
     bf16: [bool; 5],
+}
+
+/// What becomes of a sum.
+#[cube]
+fn finish<C: Numeric, P: Numeric, O: Numeric>(
+    sum: f32,
+    column: usize,
+    at: usize,
+    bias: &[C],
+    pre: &mut [P],
+    out: &mut [O],
+    #[comptime] e: Epilogue,
+) {
+    let mut value = sum;
+    if comptime![e.bias] {
+        value += widen::<C>(bias[column], e.bf16[2]);
+    }
+    if comptime![e.pre_out] {
+        pre[at] = narrow::<P>(value, e.bf16[3]);
+    }
+    if comptime![e.gelu] {
+        value = gelu_value(value, e.erf);
+    }
+    if comptime![e.slope] {
+        value *= gelu_slope(widen::<P>(pre[at], e.bf16[3]), e.erf);
+    }
+    if comptime![e.relu] {
+        value = select(value < 0.0f32, 0.0f32, value);
+    }
+    if comptime![e.add] {
+        value += widen::<P>(pre[at], e.bf16[3]);
+    }
+    if comptime![e.accumulate] {
+        value += widen::<O>(out[at], e.bf16[4]);
+    }
+    out[at] = narrow::<O>(value, e.bf16[4]);
 }
 
 #[cube(launch_unchecked)]
@@ -91,7 +129,7 @@ fn product_kernel<A: Numeric, B: Numeric, C: Numeric, P: Numeric, O: Numeric>(
                     if first + p < k {
                         value = widen::<A>(a[(row0 + r) * a_row + (first + p) * a_sum], e.bf16[0]);
                         if comptime![e.round] {
-                            value = widen::<B>(narrow::<B>(value, e.bf16[1]), e.bf16[1]);
+                            value = kept::<B>(value, e.bf16[1]);
                         }
                     }
                 }
@@ -135,29 +173,7 @@ fn product_kernel<A: Numeric, B: Numeric, C: Numeric, P: Numeric, O: Numeric>(
                 if row < m {
                     if column < n {
                         let at = row * ld + column;
-                        let mut value = sums[i * 4 + j];
-                        if comptime![e.bias] {
-                            value += widen::<C>(bias[column], e.bf16[2]);
-                        }
-                        if comptime![e.pre_out] {
-                            pre[at] = narrow::<P>(value, e.bf16[3]);
-                        }
-                        if comptime![e.gelu] {
-                            value = gelu_value(value, e.erf);
-                        }
-                        if comptime![e.slope] {
-                            value *= gelu_slope(widen::<P>(pre[at], e.bf16[3]), e.erf);
-                        }
-                        if comptime![e.relu] {
-                            value = max(value, 0.0f32);
-                        }
-                        if comptime![e.add] {
-                            value += widen::<P>(pre[at], e.bf16[3]);
-                        }
-                        if comptime![e.accumulate] {
-                            value += widen::<O>(out[at], e.bf16[4]);
-                        }
-                        out[at] = narrow::<O>(value, e.bf16[4]);
+                        finish::<C, P, O>(sums[i * 4 + j], column, at, bias, pre, out, e);
                     }
                 }
             }
@@ -272,6 +288,9 @@ impl<'a> Product<'a> {
             along: [a.2 == 1, b.2 == 1],
             bf16: storage.map(|s| s.bf16),
         };
+        if let Some(tile) = matrix::tile(gpu, a.0, b.0) {
+            return matrix::run(gpu, op, self, tensors, tile, epilogue, [m, n, k]);
+        }
         let [x, y, bias, pre, to] = tensors;
         // SAFETY: the caller's sizes and strides stay inside the tensors; the kernel reads and writes within the sizes only.
         unsafe {
@@ -355,7 +374,19 @@ fn bias_gradient(
         if blocks > 0 {
             let grid = gpu.grid(blocks * n.div_ceil(256));
             let (x, sums) = (arg(dout)?, arg(&partials)?);
-            columns_kernel::launch_unchecked(gpu.client(), grid, units, x, sums, m, n, rows, blocks, from.bf16, from.elem);
+            columns_kernel::launch_unchecked(
+                gpu.client(),
+                grid,
+                units,
+                x,
+                sums,
+                m,
+                n,
+                rows,
+                blocks,
+                from.bf16,
+                from.elem,
+            );
             gpu.launched(OP, &[&partials])?;
         }
         let (grid, sums, out) = (gpu.grid(n.div_ceil(UNITS as usize)), arg(&partials)?, arg(dbias)?);
