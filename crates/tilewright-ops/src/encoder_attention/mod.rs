@@ -178,7 +178,7 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
         }
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => {
-            in_order(&check, row_starts, &selected, n, m)?;
+            checked_values(&check, args, m)?;
             gpu::forward(gpu, args, m, head)?;
         }
         Device::Null(null) => {

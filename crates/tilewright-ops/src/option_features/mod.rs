@@ -7,6 +7,8 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -55,6 +57,11 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
         Device::Cuda(cuda) => {
             in_range(&check, args, s)?;
             cuda::forward(cuda, args, rows, d)?;
+        }
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => {
+            in_range(&check, args, s)?;
+            gpu::forward(gpu, args, rows, d)?;
         }
         Device::Null(null) => {
             let bytes = 2 * out.bytes() + logits.bytes() + firsts.bytes() + starts.bytes();
