@@ -73,6 +73,11 @@ pub(crate) fn is_software(device: &Device) -> bool {
     }
 }
 
+/// [`gpus`] that are no software: for large calls.
+pub(crate) fn hardware_gpus() -> Vec<Device> {
+    gpus().into_iter().filter(|d| !is_software(d)).collect()
+}
+
 fn leaves_cpus_out() -> bool {
     ["TILEWRIGHT_TEST_CUDA", "TILEWRIGHT_TEST_GPU"].iter().any(|name| std::env::var(name).is_ok_and(|v| v == "only"))
 }

@@ -2,7 +2,7 @@
 //! Processors run the normalised ones as two ops.
 
 use super::*;
-use crate::testing::gpus;
+use crate::testing::hardware_gpus;
 
 /// `||got - want|| <= bound ||want||`, and every element within ten times the mean bound.
 #[track_caller]
@@ -54,7 +54,7 @@ impl Case {
 
 #[test]
 fn cuda_layers_of_few_rows_match_the_reference() {
-    for device in gpus() {
+    for device in hardware_gpus() {
         for precision in SIXTEEN {
             // The model's shapes, every width of a tile, columns off it, K of one step and of uneven quarters, and rows up to the tile's.
             let shapes = [
@@ -83,7 +83,7 @@ fn cuda_layers_of_few_rows_match_the_reference() {
 
 #[test]
 fn cuda_gated_products_of_many_rows_match_the_reference() {
-    for device in gpus() {
+    for device in hardware_gpus() {
         for precision in SIXTEEN {
             // Whole tiles, and tails of rows, columns and terms.
             for shape in [(512, 256, 64), (513, 2 * 136, 200), (700, 2 * 328, 1024), (1000, 2 * 120, 8)] {
@@ -160,7 +160,7 @@ fn a_normalised_layer_is_the_layer_of_the_normalised_rows() {
 
 #[test]
 fn cuda_normalised_layers_of_few_rows_match_the_reference() {
-    for device in gpus() {
+    for device in hardware_gpus() {
         for precision in SIXTEEN {
             // The models' layers, then tiles of every width and quarters of every size.
             for (k, n) in [(1024, 3072), (768, 2304), (1024, 1024), (1024, 2048)] {
@@ -184,7 +184,7 @@ fn cuda_normalised_layers_of_few_rows_match_the_reference() {
 
 #[test]
 fn cuda_fused_layers_give_the_same_bits_again() {
-    for device in gpus() {
+    for device in hardware_gpus() {
         for (shape, activation) in [((64, 3072, 1024), Activation::None), ((600, 512, 1024), Activation::Geglu)] {
             let case = Case::new(&device, shape, DType::F32, DType::F16, activation, false);
             let (x, _) = case.in_16_bits(&device);
