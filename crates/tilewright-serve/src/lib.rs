@@ -7,6 +7,7 @@
 //! | [`service`] | calls in, outcomes out: what HTTP and MCP share |
 //! | [`models`] | checkpoints: loaded, unloaded, exchanged |
 //! | [`engine`] | rows of many requests through one device, a pack at a time |
+//! | [`mcp`], [`playground`] | the tools for language models, the page for people |
 //! | [`auth`], [`audit`], [`metrics`] | keys, records, counts |
 //!
 //! A request's way: connection, key, body, [`wire::parse`], a place, a thread that prepares rows ([`tilewright_decide::Agent`] around an
@@ -20,8 +21,10 @@ pub mod dialect;
 pub mod engine;
 pub mod fault;
 pub mod http;
+pub mod mcp;
 pub mod metrics;
 pub mod models;
+pub mod playground;
 pub mod run;
 pub mod service;
 pub mod wire;

@@ -187,6 +187,7 @@ pub fn run(
         let server = Server::bind(config, sources, keeping, pack_tokens).await?;
         started(server.address()?);
         let state = server.state().clone();
+        let server = server.with_routes(crate::mcp::routes(&state.service));
         server.run(told_to_stop(state)).await
     });
     // What still loads is not waited for.

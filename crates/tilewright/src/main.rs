@@ -14,6 +14,7 @@ mod device;
 mod doctor;
 mod eval;
 mod inspect;
+mod mcp;
 mod plan;
 mod sample;
 mod serve;
@@ -48,6 +49,8 @@ enum Command {
     Decide(Box<decide::Args>),
     /// Answer them over HTTP, for any client of Jev or Laya
     Serve(Box<serve::Args>),
+    /// The same as tools of the Model Context Protocol, on standard input and output
+    Mcp(mcp::Args),
     /// Look at a Laya checkpoint: sizes, settings, special tokens, and why it would not load
     Inspect(inspect::Args),
     /// Tokenize text into shards that `train` reads
@@ -102,6 +105,7 @@ fn main() -> ExitCode {
         Command::Eval(args) => eval::run(args),
         Command::Decide(args) => decide::run(*args),
         Command::Serve(args) => serve::run(&args),
+        Command::Mcp(args) => mcp::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Data(args) => data::run(args),
         Command::Plan(args) => plan::run(args),

@@ -13,21 +13,19 @@ use super::{AppState, Caller, body, dialect_of, json_response, openapi, refused,
 use crate::config::Dialect;
 use crate::dialect;
 use crate::fault::Fault;
+use crate::playground;
 use crate::service::{Reply, Task};
 use crate::wire::{self, Form, Rules};
-
-/// The page at `/`.
-const PLAYGROUND: &str = include_str!("../playground.html");
 
 /// A header by which a client gives its request less time, in milliseconds.
 const TIMEOUT: &str = "x-timeout-ms";
 
 pub async fn playground() -> Response {
-    let mut response = respond(StatusCode::OK, "text/html; charset=utf-8", PLAYGROUND);
-    // Self-contained: nothing is fetched from anywhere else, and nobody frames it.
-    let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; \
-                  base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-    response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+    let page = playground::page();
+    let mut response = respond(StatusCode::OK, "text/html; charset=utf-8", page.html.as_str());
+    if let Ok(policy) = HeaderValue::from_str(&page.policy) {
+        response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, policy);
+    }
     response
 }
 
