@@ -32,7 +32,8 @@ A running `tilewright serve` has the same tools at /mcp.";
 pub fn run(args: &Args) -> Result<()> {
     tilewright_serve::logs(Logs::Text, &args.log);
     let keeping = Keeping { max_loaded: args.max_loaded, default: args.default_model.clone(), ..Keeping::default() };
-    let sources = args.models.sources(false)?;
-    mcp::run(&Config::default(), sources, &keeping, args.models.pack_tokens())?;
+    let pack_tokens = args.models.pack_tokens();
+    let sources = args.models.sources(false, pack_tokens)?;
+    mcp::run(&Config::default(), sources, &keeping, pack_tokens)?;
     Ok(())
 }
