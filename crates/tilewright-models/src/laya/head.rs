@@ -100,7 +100,7 @@ impl Head {
             // The type's vector joins the stream inside the first layer's norm.
             let mut pending = Some(&types);
             for (j, layer) in layers.iter().enumerate() {
-                layer.forward(v, pending.take())?;
+                layer.forward(v, pending.take(), self.layers.get(j + 1))?;
                 observe(&format!("head.layers.{j}"), Of::All, &v.x)?;
             }
             last.forward_selected(v, pending)?;

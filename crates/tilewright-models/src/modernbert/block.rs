@@ -47,12 +47,21 @@ impl Block {
         self.down.weight.shape().1
     }
 
-    /// Updates the stream `v.x` of every token. `pending` is added to it first.
-    pub(crate) fn forward(&self, v: &Views, pending: Option<&Tensor>) -> Result<()> {
+    /// The weight that the layer reads first.
+    fn first(&self) -> &Linear {
+        match &self.projection {
+            Projection::Whole(qkv) => qkv,
+            Projection::Split { kv, .. } => kv,
+        }
+    }
+
+    /// Updates the stream `v.x` of every token. `pending` is added to it first. `next` is the layer that comes behind.
+    pub(crate) fn forward(&self, v: &Views, pending: Option<&Tensor>, next: Option<&Block>) -> Result<()> {
         let (n, d) = (v.x.shape()[0], v.x.shape()[1]);
         let (q, kv, key_column) = match &self.projection {
             Projection::Whole(qkv) => {
                 let all = v.wide(3 * d)?;
+                self.out.soon(&v.device);
                 match &self.norm1 {
                     Some(norm) => qkv.normed(
                         &v.device,
@@ -67,17 +76,23 @@ impl Block {
             Projection::Split { q, kv } => {
                 let input = self.input(v, pending)?;
                 let (keys, queries) = (v.wide(2 * d)?, v.wide.slice(2 * d * n, &[n, d])?);
+                q.soon(&v.device);
                 kv.forward(&v.device, input, Activation::None, None, &keys)?;
                 q.forward(&v.device, input, Activation::None, None, &queries)?;
                 (queries, keys, 0)
             }
         };
         self.attend(v, &q, &kv, key_column, None, &v.y)?;
+        self.up.soon(&v.device);
         self.out.forward(&v.device, &v.y, Activation::None, Some(&v.x), &v.x)?;
         let hidden = v.wide(self.hidden())?;
         let statistics = statistics(v, n)?;
         let norm2 = norm_args(&self.norm2, &v.x, None, &v.y, &statistics);
+        self.down.soon(&v.device);
         self.up.normed(&v.device, norm2, self.activation, &hidden)?;
+        if let Some(next) = next {
+            next.first().soon(&v.device);
+        }
         self.down.forward(&v.device, &hidden, Activation::None, Some(&v.x), &v.x)
     }
 
@@ -85,7 +100,7 @@ impl Block {
     pub(crate) fn forward_selected(&self, v: &Views, pending: Option<&Tensor>) -> Result<()> {
         let Projection::Split { q, kv } = &self.projection else {
             // A whole projection cannot leave anything out.
-            self.forward(v, pending)?;
+            self.forward(v, pending, None)?;
             return pick(&v.device, &v.x, &v.selected, &v.sx);
         };
         let d = v.x.shape()[1];
@@ -97,11 +112,13 @@ impl Block {
         q.forward(&v.device, &v.sy, Activation::None, None, &v.sq)?;
         let selected = Selected { starts: &v.selected_starts, tokens: &v.selected };
         self.attend(v, &v.sq, &keys, 0, Some(selected), &v.sy)?;
+        self.up.soon(&v.device);
         self.out.forward(&v.device, &v.sy, Activation::None, Some(&v.sx), &v.sx)?;
         let s = v.sx.shape()[0];
         let hidden = v.swide.slice(0, &[s, self.hidden()])?;
         let statistics = statistics(v, s)?;
         let norm2 = norm_args(&self.norm2, &v.sx, None, &v.sy, &statistics);
+        self.down.soon(&v.device);
         self.up.normed(&v.device, norm2, self.activation, &hidden)?;
         self.down.forward(&v.device, &hidden, Activation::None, Some(&v.sx), &v.sx)
     }

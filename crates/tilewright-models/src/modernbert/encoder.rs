@@ -98,7 +98,7 @@ impl Encoder {
     pub(crate) fn forward(&self, v: &mut Views, observe: &mut Observer<'_>) -> Result<()> {
         self.embed(v, observe)?;
         for (i, layer) in self.layers.iter().enumerate() {
-            layer.forward(v, None)?;
+            layer.forward(v, None, self.layers.get(i + 1))?;
             observe(&format!("encoder.layers.{i}"), Of::All, &v.x)?;
         }
         normalise(v, &self.final_norm, &v.x, None, &v.z)?;
@@ -111,7 +111,7 @@ impl Encoder {
         self.embed(v, observe)?;
         let (last, layers) = self.layers.split_last().expect("a configuration has a layer");
         for (i, layer) in layers.iter().enumerate() {
-            layer.forward(v, None)?;
+            layer.forward(v, None, self.layers.get(i + 1))?;
             observe(&format!("encoder.layers.{i}"), Of::All, &v.x)?;
         }
         last.forward_selected(v, None)?;

@@ -1,7 +1,7 @@
 //! Weights in memory: planned from the same code that then fills them.
 
 use tilewright_core::{DType, Result};
-use tilewright_ops::linear::{Activation, Forward, Layout, Normed, Weight, forward, normed};
+use tilewright_ops::linear::{self, Activation, Forward, Layout, Normed, Weight, forward, normed};
 use tilewright_ops::{Arena, Device, Plan, Slot, Tensor, layernorm};
 
 /// Where tensors come from, by name: a file, or nothing at all on a null device.
@@ -25,6 +25,11 @@ impl Linear {
     ) -> Result<()> {
         let bias = self.bias.as_ref();
         forward(device, &Forward { x, weight: &self.weight, bias, activation, residual, out })
+    }
+
+    /// Says that this layer comes soon.
+    pub(crate) fn soon(&self, device: &Device) {
+        linear::soon(device, &self.weight);
     }
 
     /// `out = activation(LN(x) @ weight^T + bias)`; `norm.out` may or may not hold the normalised rows afterwards.

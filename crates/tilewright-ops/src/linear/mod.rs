@@ -76,6 +76,15 @@ pub struct Normed<'a> {
     pub layer: Forward<'a>,
 }
 
+/// Says that a layer with this weight comes soon, so that a device may bring it nearer while it runs the next layer. Changes no result.
+#[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
+pub fn soon(device: &Device, weight: &Weight) {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(cuda) = device {
+        cuda.expect(weight.memory());
+    }
+}
+
 /// Runs [`Normed`].
 pub fn normed(device: &Device, args: &Normed<'_>) -> Result<()> {
     let Normed { norm, layer } = args;

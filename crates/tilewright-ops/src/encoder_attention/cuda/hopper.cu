@@ -257,12 +257,13 @@ forward(const T* q_all, i64 q_width, const T* kv, i64 kv_width, const int* row_s
 
 // Rows of at most SHORT tokens: a block takes one head of one row as a whole, whose keys are loaded once, and turned by the way where there is a table.
 constexpr int SHORT = 128;
+constexpr int ITEMS = SHORT * 4 / THREADS;  // groups of channels of a tile that a thread turns
 
 TW_FORCE void turn_rows(T* tile, int count, const int* positions, const float* table) {
 #pragma unroll
-    for (int i = 0; i < SHORT * 4 / THREADS; i++) {
+    for (int i = 0; i < ITEMS; i++) {
         int e = threadIdx.x + i * THREADS, row = e / 4, chunk = e % 4;
-        if (row < count) turn(tile, row, chunk, table + i64(positions[row]) * D + chunk * 8);
+        if (row < count) turn(tile, row, chunk, angles_at(table, positions[row], chunk));
     }
 }
 
@@ -271,112 +272,124 @@ short_rows(const T* q_all, i64 q_width, const T* kv, i64 kv_width, const int* ro
            const int* option_ids, int rows, i64 window, T* out, int heads, int, float scale, const float* table, const int* key_positions,
            const int* query_positions) {
     extern __shared__ u8 raw[];
-    wait_for_inputs();
+    asm volatile("griddepcontrol.launch_dependents;");
     Call c = {row_starts, query_starts, tokens, positions, option_ids, rows, window};
     int row = blockIdx.x, h = blockIdx.y, warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     Tile tile;
     tile.start = row_starts[row], tile.length = row_starts[row + 1] - tile.start;
-    int start = query_starts[row], queries = query_starts[row + 1] - start;
-    if (tile.length <= 0) return;
+    // Selected queries may outnumber the tokens: then several blocks share them.
+    tile.offset = blockIdx.z * SHORT, tile.first = query_starts[row] + tile.offset;
+    tile.queries = min(query_starts[row + 1] - tile.first, SHORT);
+    // Whole numbers and tables come from the host, never from a kernel: they are there before the kernel in front has ended.
+    Angles angles[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        int r = (threadIdx.x + i * THREADS) / 4;
+        if (table && r < tile.length) angles[i] = angles_at(table, key_positions[tile.start + r], threadIdx.x % 4);
+    }
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (tile.length <= 0 || tile.queries <= 0) return;
     i64 width = i64(heads) * D;
     const T *k = kv + i64(tile.start) * kv_width + h * D, *v = k + width;
     T *qt = (T*)(raw + (0u - address(raw) & 1023u)), *kt = qt + SHORT * D, *vt = kt + SHORT * D;
     bool banded = window >= 0 && !tokens && !positions, by_token = option_ids || (window >= 0 && !banded);
     float scale2 = scale * LOG2E;
     load_tile<SHORT>(kt, k, kv_width, 0, tile.length);
-    for (int q0 = 0; q0 < queries; q0 += SHORT) {
-        tile.offset = q0, tile.first = start + q0, tile.queries = queries - q0 < SHORT ? queries - q0 : SHORT;
-        if (q0 > 0) __syncthreads();
-        load_tile<SHORT>(qt, q_all + i64(tile.first) * q_width + h * D, q_width, 0, tile.queries);
-        commit_copies();
-        // Values arrive while queries and keys are turned.
-        if (q0 == 0) load_tile<SHORT>(vt, v, kv_width, 0, tile.length);
-        commit_copies();
-        if (table) {
-            asm volatile("cp.async.wait_group 1;" ::: "memory");
-            __syncthreads();
-            if (q0 == 0) turn_rows(kt, tile.length, key_positions + tile.start, table);
-            turn_rows(qt, tile.queries, query_positions + tile.first, table);
+    load_tile<SHORT>(qt, q_all + i64(tile.first) * q_width + h * D, q_width, 0, tile.queries);
+    commit_copies();
+    // Values arrive while queries and keys are turned.
+    load_tile<SHORT>(vt, v, kv_width, 0, tile.length);
+    commit_copies();
+    if (table) {
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) {
+            int r = (threadIdx.x + i * THREADS) / 4;
+            if (r >= tile.length) continue;
+            turn(kt, r, threadIdx.x % 4, angles[i]);
+            if (!tokens) turn(qt, r, threadIdx.x % 4, angles[i]);
         }
-        arrive<0>();
-        float s[2][8][4];
-        u64 q = descriptor(qt + warp / 4 * 64 * D);
-        begin();
-        times_transpose(s[0], q, kt);
-        times_transpose(s[1], q, kt + TILE * D);
-        commit();
-        finish<0>();
-        settle(s[0]);
-        settle(s[1]);
-        if (by_token) {
-            Token own[2];
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                int i = warp * 16 + g + 8 * r;
-                own[r] = token(c, tile, query_index(c, tile, i < tile.queries ? i : 0));
-            }
-#pragma unroll
-            for (int n = 0; n < 16; n++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    int j = 8 * n + 2 * t + e;
-                    bool real = j < tile.length;
-                    Token key = real ? token(c, tile, j) : Token{0, 0};
-                    if (!real || !sees(c, own[0], key)) s[n / 8][n % 8][e] = -TW_INFINITY;
-                    if (!real || !sees(c, own[1], key)) s[n / 8][n % 8][2 + e] = -TW_INFINITY;
-                }
-        } else if (banded || tile.length < SHORT) {
-            // Positions are indices in the row: a query sees the keys from one to another.
-            int half = banded && window < SHORT ? int(window) : SHORT;
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                int i = banded ? q0 + warp * 16 + g + 8 * r : 0, from = i - half - 2 * t, to = min(i + half, tile.length - 1) - 2 * t;
-#pragma unroll
-                for (int n = 0; n < 16; n++)
-#pragma unroll
-                    for (int e = 0; e < 2; e++)
-                        if (8 * n + e < from || 8 * n + e > to) s[n / 8][n % 8][2 * r + e] = -TW_INFINITY;
-            }
-        }
-        float inverse[2];
+        if (tokens) turn_rows(qt, tile.queries, query_positions + tile.first, table);
+    }
+    arrive<0>();
+    float s[2][8][4];
+    u64 q = descriptor(qt + warp / 4 * 64 * D);
+    begin();
+    times_transpose(s[0], q, kt);
+    times_transpose(s[1], q, kt + TILE * D);
+    commit();
+    finish<0>();
+    settle(s[0]);
+    settle(s[1]);
+    if (by_token) {
+        Token own[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float top = -TW_INFINITY, total = 0.0f;
+            int i = warp * 16 + g + 8 * r;
+            own[r] = token(c, tile, query_index(c, tile, i < tile.queries ? i : 0));
+        }
 #pragma unroll
-            for (int n = 0; n < 16; n++) top = fmaxf(top, fmaxf(s[n / 8][n % 8][2 * r], s[n / 8][n % 8][2 * r + 1]));
-            top = quad_max(top);
-            float base = top == -TW_INFINITY ? 0.0f : top * scale2;
+        for (int n = 0; n < 16; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                int j = 8 * n + 2 * t + e;
+                bool real = j < tile.length;
+                Token key = real ? token(c, tile, j) : Token{0, 0};
+                if (!real || !sees(c, own[0], key)) s[n / 8][n % 8][e] = -TW_INFINITY;
+                if (!real || !sees(c, own[1], key)) s[n / 8][n % 8][2 + e] = -TW_INFINITY;
+            }
+    } else if (banded || tile.length < SHORT) {
+        // Positions are indices in the row: a query sees the keys from one to another.
+        int half = banded && window < SHORT ? int(window) : SHORT;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int i = banded ? warp * 16 + g + 8 * r : 0, from = i - half - 2 * t, to = min(i + half, tile.length - 1) - 2 * t;
 #pragma unroll
             for (int n = 0; n < 16; n++)
 #pragma unroll
-                for (int e = 2 * r; e < 2 * r + 2; e++) {
-                    s[n / 8][n % 8][e] = exp2_fast(s[n / 8][n % 8][e] * scale2 - base);
-                    total += s[n / 8][n % 8][e];
-                }
-            inverse[r] = 1.0f / quad_sum(total);
+                for (int e = 0; e < 2; e++)
+                    if (8 * n + e < from || 8 * n + e > to) s[n / 8][n % 8][2 * r + e] = -TW_INFINITY;
         }
-        u32 p[2][4][4];
-        float acc[8][4];
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) acc[n][e] = 0.0f;
-        as_left(p[0], s[0]);
-        as_left(p[1], s[1]);
-        settle(p[0]);
-        settle(p[1]);
-        settle(acc);
-        begin();
-        add_times(acc, p[0], vt);
-        add_times(acc, p[1], vt + TILE * D);
-        commit();
-        finish<0>();
-        settle(acc);
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) acc[n][e] *= inverse[e / 2];
-        store_rows(out + i64(tile.first) * width + h * D, width, warp * 16, tile.queries, acc, 1.0f);
     }
+    float inverse[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float top = -TW_INFINITY, total = 0.0f;
+#pragma unroll
+        for (int n = 0; n < 16; n++) top = fmaxf(top, fmaxf(s[n / 8][n % 8][2 * r], s[n / 8][n % 8][2 * r + 1]));
+        top = quad_max(top);
+        float base = top == -TW_INFINITY ? 0.0f : top * scale2;
+#pragma unroll
+        for (int n = 0; n < 16; n++)
+#pragma unroll
+            for (int e = 2 * r; e < 2 * r + 2; e++) {
+                s[n / 8][n % 8][e] = exp2_fast(s[n / 8][n % 8][e] * scale2 - base);
+                total += s[n / 8][n % 8][e];
+            }
+        inverse[r] = 1.0f / quad_sum(total);
+    }
+    u32 p[2][4][4];
+    float acc[8][4];
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) acc[n][e] = 0.0f;
+    as_left(p[0], s[0]);
+    as_left(p[1], s[1]);
+    settle(p[0]);
+    settle(p[1]);
+    settle(acc);
+    begin();
+    add_times(acc, p[0], vt);
+    add_times(acc, p[1], vt + TILE * D);
+    commit();
+    finish<0>();
+    settle(acc);
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) acc[n][e] *= inverse[e / 2];
+    store_rows(out + i64(tile.first) * width + h * D, width, warp * 16, tile.queries, acc, 1.0f);
 }
 #endif

@@ -262,7 +262,7 @@ TW_FORCE void turn_rows(T* tile, int count, const int* positions, const float* t
 #pragma unroll
     for (int i = 0; i < SHORT * PAIRS / SHORT_THREADS; i++) {
         int e = threadIdx.x + i * SHORT_THREADS, row = e / PAIRS, chunk = e % PAIRS;
-        if (row < count) turn(tile, row, chunk, table + i64(positions[row]) * D + chunk * 8);
+        if (row < count) turn(tile, row, chunk, angles_at(table, positions[row], chunk));
     }
 }
 

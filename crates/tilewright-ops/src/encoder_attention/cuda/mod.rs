@@ -86,9 +86,10 @@ pub(super) fn forward(cuda: &Cuda, args: &Forward<'_>, m: usize, head: usize) ->
                 rotation.map(|Rotation { positions, query_positions, .. }| query_positions.unwrap_or(positions)),
             ),
         ]);
-        let source = if cuda.info().capability.0 == 9 { &HOPPER } else { &MMA };
-        let kernel = source.kernel("short_rows", &[code(dtype), 64]);
-        return cuda.launch_early(OP, &kernel, [rows, heads, 1], 256, 3 * SHORT * head * 2 + 1024, &list);
+        let hopper = cuda.info().capability.0 == 9;
+        let kernel = if hopper { &HOPPER } else { &MMA }.kernel("short_rows", &[code(dtype), 64]);
+        let shares = if hopper && selected.is_some() { m.div_ceil(SHORT) } else { 1 };
+        return cuda.launch_early(OP, &kernel, [rows, heads, shares], 256, 3 * SHORT * head * 2 + 1024, &list);
     }
     let matrix_units = suits_matrix_units(args, head);
     // Its large tiles pay where every key is seen.

@@ -73,20 +73,28 @@ TW_FORCE void key_range(const Call& c, const Tile& tile, int& from, int& to) {
 }
 
 #ifdef TW_HEAD
-// Turns eight channels of a row of a tile in shared memory, whose 16-byte chunks are permuted (chunk ^ row % 8), and their partners by the angles of its
-// position, rounded as they would be in memory.
-TW_FORCE void turn(T* tile, int row, int chunk, const float* angles) {
+// The angles of eight channels at a position: their cosines and sines.
+struct Angles {
+    float4 cosines[2], sines[2];
+};
+TW_FORCE Angles angles_at(const float* table, int position, int chunk) {
+    const float* from = table + i64(position) * TW_HEAD + chunk * 8;
+    return {{*(const float4*)from, *(const float4*)(from + 4)}, {*(const float4*)(from + TW_HEAD / 2), *(const float4*)(from + TW_HEAD / 2 + 4)}};
+}
+// Turns eight channels of a row of a tile in shared memory, whose 16-byte chunks are permuted (chunk ^ row % 8), and their partners, rounded as they would be
+// in memory.
+TW_FORCE void turn(T* tile, int row, int chunk, const Angles& angles) {
     Pack<T>*a = (Pack<T>*)(tile + row * TW_HEAD + ((chunk ^ (row & 7)) * 8)), *b = (Pack<T>*)(tile + row * TW_HEAD + (((chunk + TW_HEAD / 16) ^ (row & 7)) * 8));
     Pack<T> x = *a, y = *b;
 #pragma unroll
-    for (int n = 0; n < 8; n += 4) {
-        float4 cosines = *(const float4*)(angles + n), sines = *(const float4*)(angles + TW_HEAD / 2 + n);
-        float cs[4] = {cosines.x, cosines.y, cosines.z, cosines.w}, sn[4] = {sines.x, sines.y, sines.z, sines.w};
+    for (int n = 0; n < 2; n++) {
+        float4 c = angles.cosines[n], s = angles.sines[n];
+        float cs[4] = {c.x, c.y, c.z, c.w}, sn[4] = {s.x, s.y, s.z, s.w};
 #pragma unroll
         for (int m = 0; m < 4; m++) {
-            float u = to_f32(x.v[n + m]), w = to_f32(y.v[n + m]);
-            x.v[n + m] = from_f32<T>(u * cs[m] - w * sn[m]);
-            y.v[n + m] = from_f32<T>(w * cs[m] + u * sn[m]);
+            float u = to_f32(x.v[4 * n + m]), w = to_f32(y.v[4 * n + m]);
+            x.v[4 * n + m] = from_f32<T>(u * cs[m] - w * sn[m]);
+            y.v[4 * n + m] = from_f32<T>(w * cs[m] + u * sn[m]);
         }
     }
     *a = x, *b = y;

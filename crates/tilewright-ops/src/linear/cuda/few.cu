@@ -17,7 +17,7 @@ struct alignas(8) Four {
 
 #define PARAMETERS                                                                                                                                             \
     const void *x, const float *norm_weight, const float *norm_bias, float eps, const T *weight, const float *bias, int activation, const float *residual,     \
-        void *out, int out_code, int m, int k, int columns
+        void *out, int out_code, int m, int k, int columns, const u8 *soon, i64 soon_bytes
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -230,6 +230,16 @@ TW_FORCE float sums_of_four(const float (&v)[4]) {
     return c;
 }
 
+// Asks for a block's part of what is read soon to come into the second-level cache, 4096 bytes a thread.
+TW_FORCE void bring(const u8* from, i64 bytes) {
+    i64 part = (bytes / gridDim.x + 4095) / 4096 * 4096;
+    for (i64 at = threadIdx.x * 4096; at < part; at += blockDim.x * 4096) {
+        i64 place = part * blockIdx.x + at;
+        u32 size = u32(min(i64(4096), bytes - place));
+        if (place < bytes) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + place), "r"(size) : "memory");
+    }
+}
+
 // Mean and inverse deviation of the warp's four rows, of which the cluster's blocks hold a quarter each; lane l gets those of row l / 8.
 TW_FORCE void moments(const float4 (&held)[4][2], float2* statistics, int width, int panels, int k, float eps, float& mean, float& rstd) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -278,6 +288,7 @@ template <int CHUNKS, bool NORM, bool GATED> TW_FORCE void few(PARAMETERS) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, panels = k / 64, first = f.first, count = f.count;
     asm volatile("griddepcontrol.launch_dependents;");
     few_weights<THREADS, CHUNKS, GATED>(f, weight, k, columns);
+    bring(soon, soon_bytes);
     if (NORM) {
         int width = count * 64;
         float4 scale[2], shift[2];
@@ -335,7 +346,7 @@ template <int CHUNKS, bool NORM, bool GATED> TW_FORCE void few(PARAMETERS) {
     few_product<THREADS, CHUNKS, GATED>(f, Finish{bias, activation, residual, out, out_code}, m, columns);
 }
 
-#define ARGUMENTS x, norm_weight, norm_bias, eps, weight, bias, activation, residual, out, out_code, m, k, columns
+#define ARGUMENTS x, norm_weight, norm_bias, eps, weight, bias, activation, residual, out, out_code, m, k, columns, soon, soon_bytes
 #define ENTRY(name, chunks, norm, gated)                                                                                                                       \
     extern "C" __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(norm ? 512 : 256) name(PARAMETERS) { few<chunks, norm, gated>(ARGUMENTS); }
 #else

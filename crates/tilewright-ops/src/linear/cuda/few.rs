@@ -54,13 +54,14 @@ fn choose(
     fit().find(|(chunks, _)| tiles(*chunks) <= clusters).or_else(|| fit().last()).copied()
 }
 
-/// Runs the layer, normalised by `norm` first; `false`: this kernel does not take it, and nothing was launched.
+/// Runs the layer, normalised by `norm` first, and brings what is read `soon` into the second-level cache; `false`: this kernel does not take it, and nothing was launched.
 pub(super) fn forward(
     cuda: &Cuda,
     op: &'static str,
     args: &Forward<'_>,
     norm: Option<&layernorm::Forward<'_>>,
     m: usize,
+    soon: (u64, usize),
 ) -> Result<bool> {
     let Forward { weight, bias, activation, residual, out, .. } = *args;
     let (n, k) = weight.shape();
@@ -111,6 +112,8 @@ pub(super) fn forward(
         Arg::Int(m as i32),
         Arg::Int(k as i32),
         Arg::Int(columns as i32),
+        Arg::Address(soon.0),
+        Arg::Long((soon.1 / 16 * 16) as i64),
     ];
     let grid = [RANKS * tiles(chunks), 1, 1];
     let threads = if stream { 512 } else { 256 };

@@ -72,7 +72,8 @@ struct Layer<'a> {
 pub(super) fn forward(cuda: &Cuda, args: &Forward<'_>, m: usize) -> Result<()> {
     let (n, k) = args.weight.shape();
     let columns = if args.activation == Activation::Geglu { n / 2 } else { n };
-    if m == 0 || columns == 0 || few::forward(cuda, OP, args, None, m)? || gated::forward(cuda, OP, args, m)? {
+    let soon = cuda.take_expected();
+    if m == 0 || columns == 0 || few::forward(cuda, OP, args, None, m, soon)? || gated::forward(cuda, OP, args, m)? {
         return Ok(());
     }
     Layer { args, n, k, columns }.run(cuda, m)
@@ -80,7 +81,7 @@ pub(super) fn forward(cuda: &Cuda, args: &Forward<'_>, m: usize) -> Result<()> {
 
 /// Runs both at once; `false`: they have to be run one behind the other, and nothing was launched.
 pub(super) fn normed(cuda: &Cuda, args: &Normed<'_>, m: usize) -> Result<bool> {
-    few::forward(cuda, "linear.normed", &args.layer, Some(&args.norm), m)
+    few::forward(cuda, "linear.normed", &args.layer, Some(&args.norm), m, cuda.take_expected())
 }
 
 /// Rows of a chunk, of which each needs so much scratch: all of them, or equal chunks of whole tiles.

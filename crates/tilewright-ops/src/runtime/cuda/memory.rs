@@ -31,6 +31,7 @@ impl Drop for CudaBuffer {
         self.device.live.set(self.device.live.get() - self.bytes);
         if self.address != 0 {
             self.device.enter();
+            self.device.expected.set((0, 0));
             // SAFETY: allocated by `zeroed`, freed once. The driver waits for launches that use it.
             unsafe { (self.device.driver.free)(self.address) };
         }

@@ -11,6 +11,7 @@ use std::rc::Rc;
 
 use tilewright_core::{Error, Result};
 
+use crate::Tensor;
 use driver::{Address, Driver, Handle, Status};
 use nvrtc::Nvrtc;
 use source::Values;
@@ -69,6 +70,8 @@ pub struct Cuda {
     peak: Cell<usize>,
     recording: Cell<bool>,
     launches: Cell<u64>,
+    /// What the next layer may bring into the second-level cache: address and bytes. Forgotten when any memory is freed.
+    expected: Cell<(Address, usize)>,
     /// Waits after every launch, so that a fault is reported by the op that made it.
     careful: bool,
 }
@@ -157,6 +160,7 @@ impl Cuda {
             peak: Cell::new(0),
             recording: Cell::new(false),
             launches: Cell::new(0),
+            expected: Cell::new((0, 0)),
             careful: std::env::var_os("TILEWRIGHT_CUDA_CAREFUL").is_some(),
             driver,
         };
@@ -214,6 +218,16 @@ impl Cuda {
     /// [`SUMS_BYTES`] bytes that cuBLASLt does not work in.
     pub(crate) fn sums(&self) -> Address {
         self.scratch.get() + SCRATCH_BYTES as u64
+    }
+
+    /// Memory that is read soon.
+    pub(crate) fn expect(&self, memory: &Tensor) {
+        self.expected.set((memory.cuda_address(), memory.bytes()));
+    }
+
+    /// What was expected last, once.
+    pub(crate) fn take_expected(&self) -> (Address, usize) {
+        self.expected.replace((0, 0))
     }
 
     pub(crate) fn blas(&self) -> &cublaslt::CublasLt {
