@@ -242,7 +242,7 @@ fn measure(model: &mut Laya, options: &Options, count: usize, length: usize) -> 
 }
 
 /// First call, recording call, and replays: whole calls on the host's clock, with upload, head and answer; then the device's clock around the same passes,
-/// from the upload to the download.
+/// from the upload to the download, and around passes of the encoder alone.
 fn measure_gpu(model: &mut Laya, options: &Options, count: usize, length: usize) -> tilewright_ops::Result<Value> {
     let rows = rows(count, length, model.encoder().vocab_size);
     let mut times = Vec::new();
@@ -260,19 +260,21 @@ fn measure_gpu(model: &mut Laya, options: &Options, count: usize, length: usize)
         device.push(model.passes().device_seconds - before);
     }
     model.time_passes(false);
+    let encoder: Vec<f64> = model.time_encoder(&rows, options.reps)?.into_iter().map(|t| f64::from(t) / 1e3).collect();
     println!(
-        "{count} x {length} tokens: host best {:.3} ms, med {:.3} ms; device best {:.3}, med {:.3}; first call {:.1}, recording {:.1}",
+        "{count} x {length} tokens: host best {:.3} ms, med {:.3} ms; device best {:.3}, med {:.3}; encoder alone best {:.3}, med {:.3}; first call {:.1}, recording {:.1}",
         1e3 * best(rest),
         1e3 * median(rest),
         1e3 * best(&device),
         1e3 * median(&device),
+        1e3 * best(&encoder),
+        1e3 * median(&encoder),
         1e3 * first[0],
         1e3 * first[1]
     );
-    Ok(
-        json!({"rows": count, "tokens_a_row": length, "seconds": rest, "device_seconds": device, "first_seconds": first[0],
-        "recording_seconds": first[1]}),
-    )
+    Ok(json!({"rows": count, "tokens_a_row": length, "seconds": rest, "device_seconds": device,
+        "encoder_seconds": encoder, "first_seconds": first[0],
+        "recording_seconds": first[1]}))
 }
 
 /// Seconds of every op of the model on such rows, each timed alone.

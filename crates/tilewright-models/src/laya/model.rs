@@ -324,6 +324,29 @@ impl Laya {
         Ok(scores(&views, pack, &answers))
     }
 
+    /// Milliseconds on the device's clock of so many passes of the encoder alone over one pack, from the upload to the states of every token, which stay
+    /// there. For measurements; empty on a processor.
+    pub fn time_encoder(&mut self, rows: &[Row], passes: usize) -> Result<Vec<f32>> {
+        for (index, row) in rows.iter().enumerate() {
+            self.check(index, row)?;
+        }
+        let pack = pack_of(&rows.iter().collect::<Vec<_>>()).padded();
+        self.room(pack.capacity())?;
+        let buffers = self.buffers.as_ref().expect("there is room");
+        let views = Views::of(&self.device, buffers, &self.widths, &pack)?;
+        let (mut replay, mut times) = (Replay::default(), Vec::new());
+        for pass in 0..passes + 2 {
+            let once = || {
+                buffers.send(&views)?;
+                let mut views = views.clone();
+                replay.run(&self.device, || self.encoder.forward(&mut views, &mut |_, _, _| Ok(())))
+            };
+            // The first runs ops one by one, the second records them.
+            times.extend(self.device.timed(once)?.filter(|_| pass > 1));
+        }
+        Ok(times)
+    }
+
     fn run_observed(&mut self, pack: &Pack, observe: &mut Observer<'_>) -> Result<Vec<RowScores>> {
         self.room(pack.capacity())?;
         let buffers = self.buffers.as_ref().expect("there is room");

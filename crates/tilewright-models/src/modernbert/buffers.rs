@@ -250,6 +250,7 @@ fn act_at(markers: usize) -> usize {
 }
 
 /// The buffers cut to a pack.
+#[derive(Clone)]
 pub(crate) struct Views {
     pub(crate) device: Device,
     pub(crate) ids: Tensor,

@@ -17,7 +17,8 @@ struct alignas(8) Four {
 
 #define PARAMETERS                                                                                                                                             \
     const void *x, const float *norm_weight, const float *norm_bias, float eps, const T *weight, const float *bias, int activation, const float *residual,     \
-        void *out, int out_code, int m, int k, int columns, const u8 *soon, i64 soon_bytes
+        void *out, int out_code, int m, int k, int columns, const u8 *soon, i64 soon_bytes, float2 *made, \
+        const float2 *given, int parts, int part_width
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -129,6 +130,7 @@ struct Finish {
     const float* residual;
     void* out;
     int out_code;
+    float2* made;  // of each row of the tile mean and squares around it, for a normalisation that comes next
 };
 
 // Waits for the operands, multiplies, adds up and closes.
@@ -195,17 +197,32 @@ template <int THREADS, int CHUNKS, bool GATED> TW_FORCE void few_product(const F
     for (int i = 0; i < (OWN * MADE / 4 + THREADS - 1) / THREADS; i++) {
         int e = threadIdx.x + i * THREADS, row = e / (MADE / 4), column = e % (MADE / 4) * 4;
         int to = rank * OWN + row, j = j0 + column;
-        if (row >= OWN || to >= m || j >= columns) continue;
+        bool real = row < OWN && to < m && j < columns;
+        if (row >= OWN) continue;
         i64 at = i64(to) * columns + j;
-        float4 r = residual ? *(const float4*)(residual + at) : float4{0.0f, 0.0f, 0.0f, 0.0f};
-        float4 z = shifted(gathered(row, column), j);
+        float4 r = residual && real ? *(const float4*)(residual + at) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+        float4 z = shifted(gathered(row, column), j < columns ? j : 0);
         if (GATED) {
-            float4 g = shifted(gathered(row, HALF + column), columns + j);
+            float4 g = shifted(gathered(row, HALF + column), columns + (j < columns ? j : 0));
             z = {gelu_value(1, z.x) * g.x, gelu_value(1, z.y) * g.y, gelu_value(1, z.z) * g.z, gelu_value(1, z.w) * g.w};
         } else if (activation >= 0) {
             z = {activated(activation, z.x), activated(activation, z.y), activated(activation, z.z), activated(activation, z.w)};
         }
         if (residual) z = {z.x + r.x, z.y + r.y, z.z + r.z, z.w + r.w};
+        // Lanes side by side hold a row of the tile.
+        constexpr int LANES = MADE / 4;
+        if ((LANES == 8 || LANES == 16 || LANES == 32) && end.made) {
+            float count = float(min(MADE, columns - j0)), mean = j < columns ? (z.x + z.y) + (z.z + z.w) : 0.0f;
+#pragma unroll
+            for (int d = LANES / 2; d > 0; d >>= 1) mean += __shfl_xor_sync(0xffffffffu, mean, d);
+            mean /= count;
+            float a = z.x - mean, b = z.y - mean, c = z.z - mean, d = z.w - mean;
+            float squares = j < columns ? (a * a + b * b) + (c * c + d * d) : 0.0f;
+#pragma unroll
+            for (int d = LANES / 2; d > 0; d >>= 1) squares += __shfl_xor_sync(0xffffffffu, squares, d);
+            if (column == 0) end.made[blockIdx.x / RANKS * FEW_ROWS + to] = make_float2(mean, squares);
+        }
+        if (!real) continue;
         if (out_code == 0) {
             *(float4*)((float*)out + at) = z;
         } else {
@@ -228,6 +245,28 @@ TW_FORCE float sums_of_four(const float (&v)[4]) {
 #pragma unroll
     for (int d = 4; d > 0; d >>= 1) c += __shfl_xor_sync(0xffffffffu, c, d);
     return c;
+}
+
+// The same from what the layer in front has said of parts of each row: mean and squares around it.
+TW_FORCE void moments_of_parts(const float2* given, int parts, int width, int k, float eps, float& mean, float& rstd) {
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 4 + lane / 8;
+    float2 part[4];
+    float share[4], squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int p = lane % 8 + 8 * i;
+        part[i] = p < parts ? given[p * FEW_ROWS + row] : make_float2(0.0f, 0.0f);
+        share[i] = p < parts ? float(min(width, k - p * width)) : 0.0f;
+    }
+    mean = (share[0] * part[0].x + share[1] * part[1].x) + (share[2] * part[2].x + share[3] * part[3].x);
+#pragma unroll
+    for (int d = 4; d > 0; d >>= 1) mean += __shfl_xor_sync(0xffffffffu, mean, d);
+    mean /= float(k);
+#pragma unroll
+    for (int i = 0; i < 4; i++) squares += part[i].y + share[i] * (part[i].x - mean) * (part[i].x - mean);
+#pragma unroll
+    for (int d = 4; d > 0; d >>= 1) squares += __shfl_xor_sync(0xffffffffu, squares, d);
+    rstd = 1.0f / sqrtf(squares / float(k) + eps);
 }
 
 // Asks for a block's part of what is read soon to come into the second-level cache, 4096 bytes a thread.
@@ -315,7 +354,8 @@ template <int CHUNKS, bool NORM, bool GATED> TW_FORCE void few(PARAMETERS) {
             }
         }
         float mean = 0.0f, rstd = 1.0f;
-        if (norm_weight) moments(held, statistics, width, panels, k, eps, mean, rstd);
+        if (given) moments_of_parts(given, parts, part_width, k, eps, mean, rstd);
+        else if (norm_weight) moments(held, statistics, width, panels, k, eps, mean, rstd);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int row = warp * 4 + i;
@@ -343,10 +383,10 @@ template <int CHUNKS, bool NORM, bool GATED> TW_FORCE void few(PARAMETERS) {
             for (int p = 0; p < count; p++) copy_chunk(to + p * 8192 + i * 4096, from + p * 64, row < m);
         }
     }
-    few_product<THREADS, CHUNKS, GATED>(f, Finish{bias, activation, residual, out, out_code}, m, columns);
+    few_product<THREADS, CHUNKS, GATED>(f, Finish{bias, activation, residual, out, out_code, made}, m, columns);
 }
 
-#define ARGUMENTS x, norm_weight, norm_bias, eps, weight, bias, activation, residual, out, out_code, m, k, columns, soon, soon_bytes
+#define ARGUMENTS x, norm_weight, norm_bias, eps, weight, bias, activation, residual, out, out_code, m, k, columns, soon, soon_bytes, made, given, parts, part_width
 #define ENTRY(name, chunks, norm, gated)                                                                                                                       \
     extern "C" __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(norm ? 512 : 256) name(PARAMETERS) { few<chunks, norm, gated>(ARGUMENTS); }
 #else

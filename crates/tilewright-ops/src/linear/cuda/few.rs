@@ -7,7 +7,7 @@ use super::activation_code;
 use crate::layernorm;
 use crate::runtime::cuda::launch::aligned;
 use crate::runtime::cuda::source::code;
-use crate::runtime::cuda::{Arg, Cuda, Source};
+use crate::runtime::cuda::{Arg, Cuda, Moments, Source};
 
 pub(crate) static SOURCE: Source = Source {
     name: "linear/few.cu",
@@ -25,6 +25,8 @@ const RANKS: usize = 4;
 const STEP: usize = 64;
 /// The largest K of a normalised input: a quarter of it is 256 columns.
 const WIDEST_NORM: usize = 1024;
+/// Parts of a row that a normalisation takes moments of, at most.
+const PARTS: usize = 32;
 /// A block asks for so much memory that a multiprocessor takes one: of an early launch two would share one while others have none.
 const ALONE: usize = 116 << 10;
 
@@ -98,6 +100,13 @@ pub(super) fn forward(
     let tiles = |chunks: usize| columns.div_ceil(if gated { 16 * chunks } else { 32 * chunks });
     let bytes = |chunks: usize| shared(k, chunks);
     let Some((chunks, entry)) = choose(cuda, entries, tiles, bytes).filter(|_| suits) else { return Ok(false) };
+    // The rows of a stream that a layer has added to are normalised next.
+    let makes = !stream
+        && residual.is_some()
+        && out.dtype() == DType::F32
+        && [1, 2, 4].contains(&chunks)
+        && tiles(chunks) <= PARTS;
+    let given = norm.and_then(|norm| cuda.moments(norm.x.cuda_address(), m, k));
     let list = [
         Arg::Tensor(x),
         Arg::Maybe(norm.map(|norm| norm.weight)),
@@ -114,9 +123,17 @@ pub(super) fn forward(
         Arg::Int(columns as i32),
         Arg::Address(soon.0),
         Arg::Long((soon.1 / 16 * 16) as i64),
+        Arg::Address(if makes { cuda.sums() } else { 0 }),
+        Arg::Address(given.map_or(0, |_| cuda.sums())),
+        Arg::Int(given.map_or(0, |given| given.parts as i32)),
+        Arg::Int(given.map_or(0, |given| given.width as i32)),
     ];
     let grid = [RANKS * tiles(chunks), 1, 1];
     let threads = if stream { 512 } else { 256 };
     cuda.launch_early(op, &SOURCE.typed(entry, precision), grid, threads, bytes(chunks), &list)?;
+    if makes {
+        let x = out.cuda_address();
+        cuda.keep_moments(Moments { x, rows: m, columns, parts: tiles(chunks), width: 32 * chunks, launches: 0 });
+    }
     Ok(true)
 }

@@ -183,6 +183,43 @@ fn cuda_normalised_layers_of_few_rows_match_the_reference() {
 }
 
 #[test]
+fn cuda_a_normalisation_behind_a_sum_takes_the_moments_of_the_rows_as_they_are() {
+    for device in gpus() {
+        for (precision, k, n) in [(DType::F16, 1024, 512), (DType::BF16, 768, 64), (DType::F16, 320, 128)] {
+            let m = 40;
+            let sum = Case::new(&device, (m, k, n), DType::F32, precision, Activation::None, true);
+            let layer = Case::new(&device, (m, 104, k), DType::F32, precision, Activation::None, true);
+            let (x, _) = sum.in_16_bits(&device);
+            let stream = &sum.residual.as_ref().unwrap().0;
+            let ones = Tensor::from_f32(&device, DType::F32, &[k], &vec![1.0; k]).unwrap();
+            let y = poisoned(&device, precision, &[m, k]);
+            let [mean, rstd] = [0, 1].map(|_| poisoned(&device, DType::F32, &[m]));
+            let outs = [0, 1, 2, 3].map(|_| poisoned(&device, precision, &[m, 104]));
+            let normalise = |x: &Tensor, out: &Tensor| {
+                let (weight, mean, rstd) = (&ones, &mean, &rstd);
+                let norm = layernorm::Forward { x, residual: None, weight, bias: None, eps: 1e-5, out: &y, mean, rstd };
+                let (weight, activation) = (&layer.weight, Activation::None);
+                let layer = Forward { x: &y, weight, bias: None, activation, residual: None, out };
+                normed(&device, &Normed { norm, layer }).unwrap();
+            };
+            let copy = |t: &Tensor| Tensor::from_f32(&device, DType::F32, &[m, k], &t.read_f32().unwrap()).unwrap();
+            // With what the sum said of its rows, and of a copy of them.
+            sum.run_on(&device, &x, Some(stream), stream).unwrap();
+            normalise(stream, &outs[0]);
+            normalise(&copy(stream), &outs[1]);
+            let want: Vec<f64> = outs[1].read_f32().unwrap().into_iter().map(f64::from).collect();
+            assert_near(&format!("{k} {precision}"), &outs[0], &want, 0.5 * bound(precision));
+            // Rows that were changed since then.
+            sum.run_on(&device, &x, Some(stream), stream).unwrap();
+            stream.write_f32(&(0..m * k).map(|i| (i % 37) as f32).collect::<Vec<_>>()).unwrap();
+            normalise(stream, &outs[2]);
+            normalise(&copy(stream), &outs[3]);
+            assert!(outs[2].read_f32().unwrap() == outs[3].read_f32().unwrap(), "{k} {precision}");
+        }
+    }
+}
+
+#[test]
 fn cuda_fused_layers_give_the_same_bits_again() {
     for device in hardware_gpus() {
         for (shape, activation) in [((64, 3072, 1024), Activation::None), ((600, 512, 1024), Activation::Geglu)] {

@@ -30,7 +30,10 @@ impl Graph {
         unsafe {
             device.check(OP, "cuStreamBeginCapture", (f.capture_begin)(device.stream, driver::CAPTURE_THREAD_LOCAL))?;
             device.recording.set(true);
+            // What a record reads it has to make.
+            device.forget_moments();
             let result = launches();
+            device.forget_moments();
             device.recording.set(false);
             let mut graph = std::ptr::null_mut();
             let ended = (f.capture_end)(device.stream, &mut graph);
@@ -49,6 +52,7 @@ impl Graph {
     /// Runs it again, in stream order.
     pub fn replay(&self) -> Result<()> {
         self.device.enter();
+        self.device.forget_moments();
         // SAFETY: both live as long as `self`.
         let status = unsafe { (self.device.driver.graph_launch)(self.executable, self.device.stream) };
         self.device.check("cuda.graph", "cuGraphLaunch", status)

@@ -77,6 +77,7 @@ impl Cuda {
             return Ok(());
         }
         self.enter();
+        self.forget_moments();
         // SAFETY: the caller owns the range.
         let status = unsafe { (self.driver.fill_bytes)(address, byte, bytes, self.stream) };
         self.check("cuda.fill", "cuMemsetD8Async", status)
@@ -89,6 +90,7 @@ impl Cuda {
         }
         self.not_recording("cuda.upload")?;
         self.enter();
+        self.forget_moments();
         // SAFETY: the caller owns the device range; the host range is a live slice, and the copy is waited for.
         let status = unsafe { (self.driver.copy_to_device)(address, from.as_ptr().cast(), from.len(), self.stream) };
         self.check("cuda.upload", "cuMemcpyHtoDAsync", status)?;
@@ -114,6 +116,7 @@ impl Cuda {
             return Ok(());
         }
         self.enter();
+        self.forget_moments();
         // SAFETY: the caller owns both ranges and has checked that they are disjoint.
         let status = unsafe { (self.driver.copy_on_device)(to, from, bytes, self.stream) };
         self.check("cuda.copy", "cuMemcpyDtoDAsync", status)

@@ -70,10 +70,26 @@ pub struct Cuda {
     peak: Cell<usize>,
     recording: Cell<bool>,
     launches: Cell<u64>,
+    /// What the layer launched last has said of its result's rows.
+    moments: Cell<Option<Moments>>,
     /// What the next layer may bring into the second-level cache: address and bytes. Forgotten when any memory is freed.
     expected: Cell<(Address, usize)>,
     /// Waits after every launch, so that a fault is reported by the op that made it.
     careful: bool,
+}
+
+/// Mean and squares around it of parts of each row of a matrix, at [`Cuda::sums`], part after part; see `few.cu`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moments {
+    /// Where the matrix lies.
+    pub(crate) x: Address,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) parts: usize,
+    /// Columns of a part; of the last one what is left.
+    pub(crate) width: usize,
+    /// Launches up to the one that said it.
+    pub(crate) launches: u64,
 }
 
 /// What the driver says of a device.
@@ -160,6 +176,7 @@ impl Cuda {
             peak: Cell::new(0),
             recording: Cell::new(false),
             launches: Cell::new(0),
+            moments: Cell::new(None),
             expected: Cell::new((0, 0)),
             careful: std::env::var_os("TILEWRIGHT_CUDA_CAREFUL").is_some(),
             driver,
@@ -218,6 +235,22 @@ impl Cuda {
     /// [`SUMS_BYTES`] bytes that cuBLASLt does not work in.
     pub(crate) fn sums(&self) -> Address {
         self.scratch.get() + SCRATCH_BYTES as u64
+    }
+
+    /// Keeps what the launch just made has said of its result, until anything else happens on the device.
+    pub(crate) fn keep_moments(&self, moments: Moments) {
+        self.moments.set(Some(Moments { launches: self.launches.get(), ..moments }));
+    }
+
+    /// What was said of these rows, if nothing has happened since.
+    pub(crate) fn moments(&self, x: Address, rows: usize, columns: usize) -> Option<Moments> {
+        let same = |m: &Moments| m.launches == self.launches.get() && (m.x, m.rows, m.columns) == (x, rows, columns);
+        self.moments.get().filter(same)
+    }
+
+    /// Memory may have changed, or will when a record is replayed.
+    pub(crate) fn forget_moments(&self) {
+        self.moments.set(None);
     }
 
     /// Memory that is read soon.

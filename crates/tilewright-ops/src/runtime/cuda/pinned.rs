@@ -65,6 +65,7 @@ impl Pinned {
         self.device.not_recording("cuda.upload")?;
         self.wait()?;
         self.device.enter();
+        self.device.forget_moments();
         // SAFETY: the values fit the memory, and no copy reads it; the device's range is the tensor's.
         let status = unsafe {
             std::ptr::copy_nonoverlapping(values.as_ptr(), self.memory.cast::<i32>(), values.len());
