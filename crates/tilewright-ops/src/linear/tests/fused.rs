@@ -184,7 +184,7 @@ fn cuda_normalised_layers_of_few_rows_match_the_reference() {
 
 #[test]
 fn cuda_a_normalisation_behind_a_sum_takes_the_moments_of_the_rows_as_they_are() {
-    for device in gpus() {
+    for device in hardware_gpus() {
         for (precision, k, n) in [(DType::F16, 1024, 512), (DType::BF16, 768, 64), (DType::F16, 320, 128)] {
             let m = 40;
             let sum = Case::new(&device, (m, k, n), DType::F32, precision, Activation::None, true);
