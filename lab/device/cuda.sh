@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Correctness, then speed, of the CUDA device from carried binaries: nothing is built here. Run in the repository's root on a machine with an NVIDIA GPU.
 #
-#   lab/device/cuda.sh FOLDER OUT [step...]     steps: tests golden train probe steps laya decide sanitize; all but sanitize by default
+#   lab/device/cuda.sh FOLDER OUT [step...]     steps: tests golden train probe steps laya decide profile sanitize; all but the last two by default
 #
 # FOLDER holds stripped `ops-tests` (cargo test --no-run -p tilewright-ops --features cuda), `cuda-probe` (cargo build -p lab --features cuda),
 # `laya-tests` (cargo test --no-run -p tilewright-models --test laya --features tilewright-ops/cuda),
@@ -64,15 +64,22 @@ for step in $steps; do
         timeout 200 python3 "$(dirname "$0")/steps.py" "$folder/tilewright" "$out/steps.json" ${TILEWRIGHT_STEPS:-} 2>&1 | tee "$out/steps.log" | cut -c1-250
         echo "== steps: after $((SECONDS - start)) s"
         ;;
+    profile)
+        for setting in ${TILEWRIGHT_PROFILE:-32:2}; do
+            timeout 200 python3 "$(dirname "$0")/profile.py" "$folder/tilewright" "$out/profile-${setting/:/-}.csv" "$setting" 2>&1 | tee "$out/profile-${setting/:/-}.log"
+        done
+        echo "== profile: after $((SECONDS - start)) s"
+        ;;
     probe)
         timeout 180 "$folder/cuda-probe" --json "$out/probe.json" 2>&1 | tee "$out/probe.log" | cut -c1-200
         echo "== probe: after $((SECONDS - start)) s"
         ;;
     sanitize)
-        for name in gelu:: layernorm::tests::forward_matches attention::tests::forward::specified linear_cross_entropy::tests::training::every_row; do
+        for name in gelu::tests layernorm::tests::backward_makes attention::tests::backward::specified_cases_in_bf16 \
+            matmul::tests::gelu_forward adamw::tests::many_updates linear_cross_entropy::tests::training::every_row; do
             TILEWRIGHT_TEST_CUDA=only timeout 100 compute-sanitizer --error-exitcode 9 "$folder/ops-tests" --test-threads 1 "$name" >"$out/sanitize.log" 2>&1
-            echo "== sanitize $name: exit $?"
-            grep -E '=========' "$out/sanitize.log" | cut -c1-200 | head -n 20
+            echo "== sanitize $name: exit $?: $(grep -E '^test result' "$out/sanitize.log" | cut -c1-60)"
+            grep -E '=========' "$out/sanitize.log" | cut -c1-200 | head -n 6
         done
         ;;
     esac

@@ -32,7 +32,7 @@ def visit(program, batch, recompute, precision="bf16"):
 
 
 def main():
-    program, out, settings = sys.argv[1], sys.argv[2], sys.argv[3:] or ["4:1", "32:2", "32:1", "64:2"]
+    program, out, settings = sys.argv[1], sys.argv[2], sys.argv[3:] or ["4:0", "32:2", "64:0"]
     rows = {}
     for turn in range(ROUNDS):
         for setting in settings if turn % 2 == 0 else reversed(settings):

@@ -71,7 +71,15 @@ impl Report {
 /// # Errors
 /// The same that [`Gpt2::new`] gives for impossible sizes.
 pub fn plan(config: &Gpt2Config, options: &Options, threads: usize) -> Result<Report> {
-    Ok(Report::of(&Gpt2::new(&Device::null(threads), *config, *options)?))
+    plan_on(&Device::null(threads), config, options)
+}
+
+/// Plans a model for the device that `planner` ([`Device::planner`]) stands for.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_on(planner: &Device, config: &Gpt2Config, options: &Options) -> Result<Report> {
+    Ok(Report::of(&Gpt2::new(planner, *config, *options)?))
 }
 
 /// The largest batch whose plan stays within `memory` bytes, and that plan; `None` when not even one row fits.
@@ -81,7 +89,20 @@ pub fn largest_batch(
     threads: usize,
     memory: usize,
 ) -> Result<Option<(usize, Report)>> {
-    let at = |batch: usize| plan(config, &Options { batch, ..*options }, threads);
+    largest_batch_on(&Device::null(threads), config, options, memory)
+}
+
+/// The same for the device that `planner` stands for.
+///
+/// # Errors
+/// As [`plan`].
+pub fn largest_batch_on(
+    planner: &Device,
+    config: &Gpt2Config,
+    options: &Options,
+    memory: usize,
+) -> Result<Option<(usize, Report)>> {
+    let at = |batch: usize| plan_on(planner, config, &Options { batch, ..*options });
     let mut best = at(1)?;
     if best.peak_bytes() > memory {
         return Ok(None);

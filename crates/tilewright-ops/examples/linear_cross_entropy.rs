@@ -58,7 +58,15 @@ fn main() -> Result<()> {
     let products = || {
         let (x, dout) = (hidden, &logits);
         matmul::forward(&device, &matmul::Forward { x, weight, bias: None, gelu: None, pre_gelu: None, out: &logits })?;
-        let input = matmul::BackwardInput { dout, weight, gelu: None, dx: dhidden, accumulate: false };
+        let input = matmul::BackwardInput {
+            dout,
+            weight,
+            gelu: None,
+            dx: dhidden,
+            accumulate: false,
+            activation: None,
+            dx_sums: None,
+        };
         matmul::backward_input(&device, &input)?;
         let weight = matmul::BackwardWeight { dout, x, dweight, dbias: None, accumulate: true };
         matmul::backward_weight(&device, &weight)

@@ -21,6 +21,7 @@ pub(crate) const ALL: &[&Source] = &[
     &crate::linear::cuda::gated::SOURCE,
     &crate::linear_cross_entropy::cuda::HOPPER,
     &crate::linear_cross_entropy::cuda::SOURCE,
+    &crate::matmul::cuda::HOPPER,
     &crate::matmul::cuda::SOURCE,
     &crate::option_features::cuda::SOURCE,
     &crate::rope::cuda::SOURCE,

@@ -86,6 +86,35 @@ impl Device {
         if cfg!(target_vendor = "apple") { Device::metal(number) } else { Device::vulkan(number) }
     }
 
+    /// A device that computes and allocates nothing, and whose buffers and scratch have the sizes that they have here.
+    pub fn planner(&self) -> Self {
+        match self {
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => Device::Null(Rc::new(Null::of_cuda(cuda.clone()))),
+            Device::Null(null) => Device::Null(null.clone()),
+            _ => Device::null(self.threads()),
+        }
+    }
+
+    /// Bytes that arenas can still take on a device with memory of its own; `None` where the memory is the computer's.
+    pub fn free_bytes(&self) -> tilewright_core::Result<Option<usize>> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Device::Cuda(cuda) => cuda.free_bytes().map(|free| Some(free.saturating_sub(cuda::RESERVE_BYTES))),
+            _ => Ok(None),
+        }
+    }
+
+    /// The GPU whose sizes count: the device itself, or what a planner stands for.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn cuda_sizes(&self) -> Option<&Rc<Cuda>> {
+        match self {
+            Device::Cuda(cuda) => Some(cuda),
+            Device::Null(null) => null.cuda(),
+            _ => None,
+        }
+    }
+
     /// Whether it has memory of its own, into which files cannot be mapped.
     pub fn is_gpu(&self) -> bool {
         !matches!(self, Device::Cpu(_) | Device::Null(_))
@@ -126,13 +155,15 @@ impl Device {
 
     /// Bytes that the device itself holds (packing buffers of the matrix product), apart from any arena. Constant for its lifetime.
     pub fn scratch_bytes(&self) -> usize {
-        match self {
-            #[cfg(feature = "cuda")]
-            Device::Cuda(_) => cuda::HELD_BYTES,
-            #[cfg(feature = "gpu")]
-            Device::Gpu(_) => 0,
-            _ => crate::cpu::scratch_bytes(self.threads()),
+        #[cfg(feature = "cuda")]
+        if self.cuda_sizes().is_some() {
+            return cuda::HELD_BYTES;
         }
+        #[cfg(feature = "gpu")]
+        if let Device::Gpu(_) = self {
+            return 0;
+        }
+        crate::cpu::scratch_bytes(self.threads())
     }
 
     /// Waits for all work given to the device. Only a timing needs it: reading a tensor waits by itself.

@@ -1,6 +1,11 @@
 //! A device that computes nothing: it records what would be launched and how many bytes would live, and allocates none of them.
 
 use std::cell::{Cell, RefCell};
+#[cfg(feature = "cuda")]
+use std::rc::Rc;
+
+#[cfg(feature = "cuda")]
+use crate::runtime::cuda::Cuda;
 
 /// What one op call would have launched.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,11 +23,32 @@ pub struct Null {
     threads: usize,
     live: Cell<usize>,
     launches: RefCell<Vec<Launch>>,
+    /// The GPU whose buffers are planned; without one a processor's are.
+    #[cfg(feature = "cuda")]
+    cuda: Option<Rc<Cuda>>,
 }
 
 impl Null {
     pub(crate) fn new(threads: usize) -> Self {
-        Null { threads: threads.max(1), live: Cell::new(0), launches: RefCell::new(Vec::new()) }
+        Null {
+            threads: threads.max(1),
+            live: Cell::new(0),
+            launches: RefCell::new(Vec::new()),
+            #[cfg(feature = "cuda")]
+            cuda: None,
+        }
+    }
+
+    /// Stands for a GPU.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of_cuda(cuda: Rc<Cuda>) -> Self {
+        Null { cuda: Some(cuda), ..Null::new(1) }
+    }
+
+    /// The GPU that it stands for.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn cuda(&self) -> Option<&Rc<Cuda>> {
+        self.cuda.as_ref()
     }
 
     /// The number of worker threads of the CPU that this device stands for.

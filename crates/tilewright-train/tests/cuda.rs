@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use tilewright_core::DType;
 use tilewright_core::format::checkpoint::{done_path, model_path, state_path};
 use tilewright_core::gpt2::PARAMS;
+use tilewright_models::plan::{Report, plan_on};
 use tilewright_models::{AdamW, Gpt2, Gpt2Config, Options, Recompute};
 use tilewright_ops::Device;
 use tilewright_train::config::{Data, Model, TrainConfig};
@@ -254,4 +255,30 @@ fn a_resumed_run_writes_the_files_of_an_undisturbed_one() {
             assert!(std::fs::read(&path).unwrap() == std::fs::read(&other).unwrap(), "{dtype} {}", path.display());
         }
     }
+}
+
+#[test]
+fn the_plan_for_a_gpu_is_what_a_model_holds_there() {
+    let Some(device) = gpu() else { return };
+    let before = device.live_bytes();
+    for (batch, seq_len, dtype) in [(2, 64, DType::BF16), (4, 1024, DType::BF16), (1, 96, DType::F32)] {
+        let config = Gpt2Config::from_descriptor("d12").unwrap();
+        let options = Options { dtype, masters: dtype != DType::F32, ..Options::training(batch, seq_len) };
+        let planned = plan_on(&device.planner(), &config, &options).unwrap();
+        assert_eq!(device.live_bytes(), before, "planning allocates nothing");
+        let model = Gpt2::new(&device, config, options).unwrap();
+        assert_eq!(Report::of(&model), planned);
+        assert_eq!(device.live_bytes() - before + device.scratch_bytes(), planned.peak_bytes());
+    }
+}
+
+#[test]
+fn a_model_that_does_not_fit_is_refused_from_its_plan_with_nothing_allocated() {
+    let Some(device) = gpu() else { return };
+    let before = device.live_bytes();
+    let config = Gpt2Config::from_descriptor("d12").unwrap();
+    let error = Gpt2::new(&device, config, Options::training(1 << 14, 1024)).err().expect("it is refused");
+    let message = error.to_string();
+    assert!(message.contains("B=16384 T=1024") && message.contains("smaller batch"), "{message}");
+    assert_eq!(device.live_bytes(), before);
 }

@@ -107,7 +107,10 @@ impl Layer {
     fn run(&self, device: &Device) -> tilewright_ops::Result<()> {
         let Layer { x, weight, bias, out, dx, dweight, dbias } = self;
         forward(device, &Forward { x, weight, bias: Some(bias), gelu: None, pre_gelu: None, out })?;
-        backward_input(device, &BackwardInput { dout: out, weight, gelu: None, dx, accumulate: false })?;
+        backward_input(
+            device,
+            &BackwardInput { dout: out, weight, gelu: None, dx, accumulate: false, activation: None, dx_sums: None },
+        )?;
         backward_weight(device, &BackwardWeight { dout: out, x, dweight, dbias: Some(dbias), accumulate: false })
     }
 }

@@ -63,6 +63,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let device = args.device.open()?;
     let mut model = Gpt2::new(&device, config, options)?;
     model.init_random(42)?;
+    if options.masters {
+        // Else the first update would take its weights from zeros, and all later steps would be those of a model of nearly equal weights.
+        model.masters_from_params()?;
+    }
     let batches = random_batches(args.ring, args.batch * args.seq_len, config.vocab_size);
 
     let mut batches = batches;

@@ -11,9 +11,14 @@ use tilewright_core::format::model::ModelReader;
 use tilewright_core::gpt2::VOCAB_SIZE;
 use tilewright_models::plan::{self, Report};
 use tilewright_models::{Gpt2Config, Options, Recompute};
+use tilewright_ops::Device;
 use tilewright_ops::cpu::{default_threads, memory};
 
+use crate::device::DeviceName;
 use crate::units::{bytes, grouped, parse_bytes};
+
+/// Stands for what is free where the model would run, until that is known.
+const FREE: u64 = u64::MAX;
 
 /// The longest sampling cache that `train` plans.
 const SAMPLE_WINDOW: usize = 1024;
@@ -68,6 +73,9 @@ pub struct Args {
     /// List every buffer
     #[arg(long)]
     buffers: bool,
+    /// Where it would run: cpu, cuda, or cuda:N. A GPU is opened, and nothing of the model is allocated on it
+    #[arg(long, value_name = "DEVICE", default_value_t)]
+    device: DeviceName,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -90,14 +98,15 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         masters: !args.eval && (args.masters || (dtype != DType::F32 && !args.no_masters)),
         decode_len: args.decode_len.unwrap_or(if args.eval { 0 } else { config.max_seq_len.min(SAMPLE_WINDOW) }),
     };
-    let threads = default_threads();
+    let place = Place::of(args.device)?;
     let report = match args.memory {
-        None => plan::plan(&config, &options, threads)?,
+        None => plan::plan_on(&place.planner, &config, &options)?,
         Some(limit) => {
-            let Some((batch, report)) =
-                plan::largest_batch(&config, &options, threads, usize::try_from(limit).unwrap_or(usize::MAX))?
-            else {
-                let least = plan::plan(&config, &Options { batch: 1, ..options }, threads)?.peak_bytes() as u64;
+            let limit = if limit == FREE { place.free } else { limit };
+            let most = usize::try_from(limit).unwrap_or(usize::MAX);
+            let Some((batch, report)) = plan::largest_batch_on(&place.planner, &config, &options, most)? else {
+                let least =
+                    plan::plan_on(&place.planner, &config, &Options { batch: 1, ..options })?.peak_bytes() as u64;
                 bail!(
                     "not even a batch of 1 fits into {}: {} at T={} needs {}; use a smaller --model or --seq-len, --recompute 2 or --dtype bf16",
                     bytes(limit),
@@ -112,11 +121,35 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     };
     let mut out = std::io::stdout().lock();
     if args.json {
-        writeln!(out, "{:#}", as_json(&name, &options, threads, &report))?;
+        writeln!(out, "{:#}", as_json(&name, &options, &place, &report))?;
     } else {
-        write!(out, "{}", as_text(&args, &name, &config, &options, threads, &report))?;
+        write!(out, "{}", as_text(&args, &name, &config, &options, &place, &report))?;
     }
     Ok(())
+}
+
+/// Where a model would run.
+struct Place {
+    planner: Device,
+    /// For the heading: threads, or the GPU.
+    name: String,
+    threads: usize,
+    /// Bytes that nobody holds there; `u64::MAX` when not known.
+    free: u64,
+}
+
+impl Place {
+    fn of(device: DeviceName) -> anyhow::Result<Self> {
+        let threads = default_threads();
+        if device == DeviceName::Cpu {
+            let name = format!("{threads} threads");
+            return Ok(Place { planner: Device::null(threads), name, threads, free: memory::available() });
+        }
+        let device = device.open()?;
+        // The device's own scratch is part of the plan and is held already.
+        let free = device.free_bytes()?.map_or(u64::MAX, |free| (free + device.scratch_bytes()) as u64);
+        Ok(Place { planner: device.planner(), name: device.name(), threads: 1, free })
+    }
 }
 
 /// The model that is planned, and what to call it.
@@ -139,12 +172,12 @@ fn model(args: &Args) -> anyhow::Result<(String, Gpt2Config)> {
 }
 
 fn parse_memory(text: &str) -> Result<u64, String> {
-    if text == "free" { Ok(memory::available()) } else { parse_bytes(text) }
+    if text == "free" { Ok(FREE) } else { parse_bytes(text) }
 }
 
-fn as_text(args: &Args, name: &str, config: &Gpt2Config, options: &Options, threads: usize, report: &Report) -> String {
+fn as_text(args: &Args, name: &str, config: &Gpt2Config, options: &Options, place: &Place, report: &Report) -> String {
     let mut text = format!(
-        "{}: {} layers, {} heads, {} channels, {} parameters\nB={} T={} stored as {}, {threads} threads{}\n\n",
+        "{}: {} layers, {} heads, {} channels, {} parameters\nB={} T={} stored as {}, {}{}\n\n",
         name,
         config.layers,
         config.heads,
@@ -153,6 +186,7 @@ fn as_text(args: &Args, name: &str, config: &Gpt2Config, options: &Options, thre
         options.batch,
         options.seq_len,
         options.dtype,
+        place.name,
         if args.memory.is_some() { ": the largest batch that fits" } else { "" },
     );
     let mut row =
@@ -164,15 +198,15 @@ fn as_text(args: &Args, name: &str, config: &Gpt2Config, options: &Options, thre
         }
     }
     row("peak", report.peak_bytes());
-    let free = memory::available();
-    if free != u64::MAX {
-        let verdict = if report.peak_bytes() as u64 <= free { "fits" } else { "does not fit" };
-        text += &format!("\nfree on this machine: {}; this {verdict}\n", bytes(free));
+    if place.free != u64::MAX {
+        let verdict = if report.peak_bytes() as u64 <= place.free { "fits" } else { "does not fit" };
+        let there = if args.device == DeviceName::Cpu { "on this machine" } else { "on the device" };
+        text += &format!("\nfree {there}: {}; this {verdict}\n", bytes(place.free));
     }
     text
 }
 
-fn as_json(name: &str, options: &Options, threads: usize, report: &Report) -> serde_json::Value {
+fn as_json(name: &str, options: &Options, place: &Place, report: &Report) -> serde_json::Value {
     let sections: Vec<_> = report
         .sections
         .iter()
@@ -187,7 +221,8 @@ fn as_json(name: &str, options: &Options, threads: usize, report: &Report) -> se
         "seq_len": options.seq_len,
         "dtype": options.dtype.name(),
         "masters": options.masters,
-        "threads": threads,
+        "device": place.name,
+        "threads": place.threads,
         "parameters": report.parameter_count,
         "sections": sections,
         "peak_bytes": report.peak_bytes(),

@@ -183,6 +183,8 @@ impl Probe {
                     dweight: &dweight,
                     dbias: Some(&dbias),
                     accumulate_params: false,
+                    dx_sums: None,
+                    again: None,
                     workspace: &workspace,
                 },
             )
@@ -205,7 +207,17 @@ impl Probe {
             self.time(|| attention::forward(&device, &attention::Forward { qkv, heads, mask, out, lse, workspace }))?;
         self.row(&format!("attention forward B={b} T={t}"), ms, 2.0 * product, (qkv.bytes() + out.bytes()) as f64);
         let ms = self.time(|| {
-            let args = attention::Backward { qkv, heads, mask, out, lse, dout: &dout, dqkv: &dqkv, workspace };
+            let args = attention::Backward {
+                qkv,
+                heads,
+                mask,
+                out,
+                lse,
+                dout: &dout,
+                dqkv: &dqkv,
+                dqkv_sums: None,
+                workspace,
+            };
             attention::backward(&device, &args)
         })?;
         let bytes = (2 * qkv.bytes() + 2 * out.bytes()) as f64;
@@ -228,7 +240,15 @@ impl Probe {
             self.row(&format!("{name} forward M={m}{}", if gelu { " +GELU" } else { "" }), ms, flops, 0.0);
             let pre = if name == "fcproj" { Some((Gelu::Tanh, &x)) } else { None };
             let ms = self.time(|| {
-                let args = matmul::BackwardInput { dout: &dout, weight: &w, gelu: pre, dx: &dx, accumulate: false };
+                let args = matmul::BackwardInput {
+                    dout: &dout,
+                    weight: &w,
+                    gelu: pre,
+                    dx: &dx,
+                    accumulate: false,
+                    activation: None,
+                    dx_sums: None,
+                };
                 matmul::backward_input(&device, &args)
             })?;
             self.row(&format!("{name} dinput M={m}{}", if pre.is_some() { " +dGELU" } else { "" }), ms, flops, 0.0);

@@ -191,7 +191,15 @@ impl Case {
             ),
             "input" => backward_input(
                 &self.device,
-                &BackwardInput { dout: &self.out, weight: &self.weight, gelu: None, dx: &self.dx, accumulate: false },
+                &BackwardInput {
+                    dout: &self.out,
+                    weight: &self.weight,
+                    gelu: None,
+                    dx: &self.dx,
+                    accumulate: false,
+                    activation: None,
+                    dx_sums: None,
+                },
             ),
             "weight" => backward_weight(
                 &self.device,

@@ -1,7 +1,7 @@
 //! The backward pass: the forward's ops in reverse, each gradient written exactly where the memory plan says.
 
 use tilewright_core::Result;
-use tilewright_ops::gelu::{self, Gelu};
+use tilewright_ops::gelu::Gelu;
 use tilewright_ops::{Tensor, attention, embedding, layernorm, linear_cross_entropy, matmul};
 
 use super::buffers::Gradients;
@@ -62,14 +62,17 @@ impl Gpt2 {
         let b = &self.buffers;
         let d = b.grads.as_ref().expect("training buffers are planned with the training state");
         let g = &state.grads.tensors;
+        let last = self.config.layers - 1;
         self.layernorm_backward(
             d,
-            &b.residual3.at(self.config.layers - 1)?,
+            &b.residual3.at(last)?,
             (&b.lnf_mean, &b.lnf_rstd),
             &self.params.tensors[param::LNFW],
             (&g[param::LNFW], &g[param::LNFB]),
-            false,
-            accumulate,
+            // The gradient of the stream is that of the bias behind the last projection that joined it.
+            Some(&g[param::FCPROJB].index(last)?),
+            None,
+            (false, accumulate),
         )?;
         for l in (0..self.config.layers).rev() {
             self.mlp_backward(d, &state.grads, l, accumulate)?;
@@ -94,16 +97,7 @@ impl Gpt2 {
         let grad = |index: usize| grads.tensors[index].index(l);
         let fch = b.fch.at(l)?;
         let fch_gelu = b.fch_gelu.at(l)?;
-        if self.options.recompute >= Recompute::Gelu {
-            gelu::forward(&self.device, &gelu::Forward { kind: Gelu::Tanh, x: &fch, out: &fch_gelu })?;
-        }
-        self.linear_weight_backward(
-            &d.residual,
-            &fch_gelu,
-            &grad(param::FCPROJW)?,
-            &grad(param::FCPROJB)?,
-            accumulate,
-        )?;
+        let again = self.options.recompute >= Recompute::Gelu;
         matmul::backward_input(
             &self.device,
             &matmul::BackwardInput {
@@ -112,30 +106,31 @@ impl Gpt2 {
                 gelu: Some((Gelu::Tanh, &fch)),
                 dx: &d.hidden,
                 accumulate: false,
+                activation: again.then_some(&fch_gelu),
+                dx_sums: Some((&grad(param::FCB)?, accumulate)),
             },
         )?;
-        let residual2 = b.residual2.at(l)?;
-        let stats = (&b.ln2_mean.at(l)?, &b.ln2_rstd.at(l)?);
-        let ln2 = b.ln2.at(l)?;
-        self.recompute_layernorm(&residual2, stats, (param::LN2W, param::LN2B), l, &ln2)?;
-        self.linear_weight_backward(&d.hidden, &ln2, &grad(param::FCW)?, &grad(param::FCB)?, accumulate)?;
+        self.linear_weight_backward(&d.residual, &fch_gelu, &grad(param::FCPROJW)?, accumulate)?;
         self.linear_input_backward(&d.hidden, &self.weight(param::FCW, l)?, &d.narrow)?;
+        let ln2 = b.ln2.at(l)?;
         self.layernorm_backward(
             d,
-            &residual2,
-            stats,
+            &b.residual2.at(l)?,
+            (&b.ln2_mean.at(l)?, &b.ln2_rstd.at(l)?),
             &self.weight(param::LN2W, l)?,
             (&grad(param::LN2W)?, &grad(param::LN2B)?),
-            true,
-            accumulate,
-        )
+            Some(&grad(param::ATTPROJB)?),
+            Some((&self.weight(param::LN2B, l)?, &ln2)),
+            (true, accumulate),
+        )?;
+        self.linear_weight_backward(&d.hidden, &ln2, &grad(param::FCW)?, accumulate)
     }
 
     fn attention_backward(&self, d: &Gradients, grads: &ParamSet, l: usize, accumulate: bool) -> Result<()> {
         let b = &self.buffers;
         let grad = |index: usize| grads.tensors[index].index(l);
         let atty = b.atty.at(l)?;
-        self.linear_weight_backward(&d.residual, &atty, &grad(param::ATTPROJW)?, &grad(param::ATTPROJB)?, accumulate)?;
+        self.linear_weight_backward(&d.residual, &atty, &grad(param::ATTPROJW)?, accumulate)?;
         self.linear_input_backward(&d.residual, &self.weight(param::ATTPROJW, l)?, &d.narrow)?;
         attention::backward(
             &self.device,
@@ -147,60 +142,40 @@ impl Gpt2 {
                 lse: &b.att_lse.at(l)?,
                 dout: &d.narrow.view(&atty.shape())?,
                 dqkv: &d.qkv,
+                dqkv_sums: Some((&grad(param::QKVB)?, accumulate)),
                 workspace: &b.workspace,
             },
         )?;
         let input = if l == 0 { b.encoded.view(&b.branch.shape())? } else { b.residual3.at(l - 1)? };
-        let stats = (&b.ln1_mean.at(l)?, &b.ln1_rstd.at(l)?);
-        let ln1 = b.ln1.at(l)?;
-        self.recompute_layernorm(&input, stats, (param::LN1W, param::LN1B), l, &ln1)?;
-        self.linear_weight_backward(&d.qkv, &ln1, &grad(param::QKVW)?, &grad(param::QKVB)?, accumulate)?;
         self.linear_input_backward(&d.qkv, &self.weight(param::QKVW, l)?, &d.narrow)?;
+        let ln1 = b.ln1.at(l)?;
+        let below = if l == 0 { None } else { Some(grads.tensors[param::FCPROJB].index(l - 1)?) };
         self.layernorm_backward(
             d,
             &input,
-            stats,
+            (&b.ln1_mean.at(l)?, &b.ln1_rstd.at(l)?),
             &self.weight(param::LN1W, l)?,
             (&grad(param::LN1W)?, &grad(param::LN1B)?),
-            true,
-            accumulate,
-        )
+            below.as_ref(),
+            Some((&self.weight(param::LN1B, l)?, &ln1)),
+            (true, accumulate),
+        )?;
+        self.linear_weight_backward(&d.qkv, &ln1, &grad(param::QKVW)?, accumulate)
     }
 
-    fn recompute_layernorm(
-        &self,
-        sum: &Tensor,
-        (mean, rstd): (&Tensor, &Tensor),
-        (weight, bias): (usize, usize),
-        layer: usize,
-        out: &Tensor,
-    ) -> Result<()> {
-        if self.options.recompute < Recompute::GeluAndLayernorm {
-            return Ok(());
-        }
-        let (weight, bias) = (&self.weight(weight, layer)?, &self.weight(bias, layer)?);
-        layernorm::recompute(&self.device, &layernorm::Recompute { sum, weight, bias: Some(bias), mean, rstd, out })
-    }
-
-    fn linear_weight_backward(
-        &self,
-        dout: &Tensor,
-        x: &Tensor,
-        dweight: &Tensor,
-        dbias: &Tensor,
-        accumulate: bool,
-    ) -> Result<()> {
-        matmul::backward_weight(
-            &self.device,
-            &matmul::BackwardWeight { dout, x, dweight, dbias: Some(dbias), accumulate },
-        )
+    /// The gradient of a bias comes from the op that made `dout`, on the way.
+    fn linear_weight_backward(&self, dout: &Tensor, x: &Tensor, dweight: &Tensor, accumulate: bool) -> Result<()> {
+        matmul::backward_weight(&self.device, &matmul::BackwardWeight { dout, x, dweight, dbias: None, accumulate })
     }
 
     fn linear_input_backward(&self, dout: &Tensor, weight: &Tensor, dx: &Tensor) -> Result<()> {
-        matmul::backward_input(&self.device, &matmul::BackwardInput { dout, weight, gelu: None, dx, accumulate: false })
+        let (gelu, activation, dx_sums) = (None, None, None);
+        let args = matmul::BackwardInput { dout, weight, gelu, dx, accumulate: false, activation, dx_sums };
+        matmul::backward_input(&self.device, &args)
     }
 
-    /// From the gradient of a layernorm's output (in `narrow`) to that of the residual stream.
+    /// From the gradient of a layernorm's output (in `narrow`) to that of the residual stream, with its sum over rows, and the layernorm's output where the
+    /// forward's was not kept.
     fn layernorm_backward(
         &self,
         d: &Gradients,
@@ -208,9 +183,13 @@ impl Gpt2 {
         (mean, rstd): (&Tensor, &Tensor),
         weight: &Tensor,
         (dweight, dbias): (&Tensor, &Tensor),
-        accumulate_dx: bool,
-        accumulate_params: bool,
+        dx_sums: Option<&Tensor>,
+        again: Option<(&Tensor, &Tensor)>,
+        (accumulate_dx, accumulate_params): (bool, bool),
     ) -> Result<()> {
+        let again = again
+            .filter(|_| self.options.recompute >= Recompute::GeluAndLayernorm)
+            .map(|(bias, out)| layernorm::Again { bias: Some(bias), out });
         layernorm::backward(
             &self.device,
             &layernorm::Backward {
@@ -224,6 +203,8 @@ impl Gpt2 {
                 dweight,
                 dbias: Some(dbias),
                 accumulate_params,
+                dx_sums,
+                again,
                 workspace: &self.buffers.workspace,
             },
         )

@@ -190,8 +190,28 @@ impl Gpt2 {
     /// Plans and allocates everything; parameters are zero until [`Gpt2::init_random`] or a checkpoint fills them.
     ///
     /// # Errors
-    /// [`Error::Config`] for impossible sizes, [`Error::OutOfMemory`] before an arena that does not fit.
+    /// [`Error::Config`] for impossible sizes, [`Error::OutOfMemory`] before an arena that does not fit; on a device with memory of its own, before the first
+    /// arena when the plan of all does not fit.
     pub fn new(device: &Device, config: Gpt2Config, options: Options) -> Result<Self> {
+        if let Some(free) = device.free_bytes()? {
+            let planned = Self::allocate(&device.planner(), config, options)?;
+            let wanted: usize = planned.arenas().iter().map(|plan| plan.bytes()).sum();
+            if wanted > free {
+                let Options { batch, seq_len, dtype, .. } = options;
+                return Err(Error::OutOfMemory {
+                    what: format!("the plan of B={batch} T={seq_len} in {dtype}"),
+                    device: device.name(),
+                    wanted: wanted as u64,
+                    available: free as u64,
+                    hint: "use a smaller batch, sequence or model, or a higher recompute mode; `tilewright plan --device cuda` shows what fits"
+                        .into(),
+                });
+            }
+        }
+        Self::allocate(device, config, options)
+    }
+
+    fn allocate(device: &Device, config: Gpt2Config, options: Options) -> Result<Self> {
         options.validate(&config)?;
         let params = ParamSet::allocate(device, "parameters", &config, options.dtype)?;
         let train = if options.train {

@@ -1,7 +1,7 @@
 //! The optimiser step over all parameters.
 
 use tilewright_core::Result;
-use tilewright_core::gpt2::PARAMS;
+use tilewright_core::gpt2::{PARAMS, ParamInfo};
 use tilewright_ops::{adamw, global_norm};
 
 use super::{Gpt2, TrainState};
@@ -45,30 +45,26 @@ impl Gpt2 {
     /// One AdamW step. With `max_norm`, call [`Gpt2::grad_norm`] first. Gradients are left as they are: the next micro-batch overwrites them.
     pub fn update(&mut self, adamw: &AdamW) -> Result<()> {
         let TrainState { grads, m, v, masters } = self.train_state("gpt2.update")?;
-        for (i, info) in PARAMS.iter().enumerate() {
-            adamw::update(
-                &self.device,
-                &adamw::Update {
-                    param: &self.params.tensors[i],
-                    master: masters.as_ref().map(|s| &s.tensors[i]),
-                    grad: &grads.tensors[i],
-                    m: &m.tensors[i],
-                    v: &v.tensors[i],
-                    lr: adamw.lr,
-                    beta1: adamw.beta1,
-                    beta2: adamw.beta2,
-                    eps: adamw.eps,
-                    weight_decay: if info.decayed || adamw.decay_all { adamw.weight_decay } else { 0.0 },
-                    step: adamw.step,
-                    grad_scale: adamw.grad_scale,
-                    clip: adamw.max_norm.map(|max_norm| adamw::Clip { norm: &self.buffers.norm, max_norm }),
-                    rounding: rounding(adamw.stochastic_seeds.map(|s| s[i])),
-                    layers: self.stacked_layers(i),
-                    zero_grad: false,
-                },
-            )?;
-        }
-        Ok(())
+        let update = |(i, info): (usize, &ParamInfo)| adamw::Update {
+            param: &self.params.tensors[i],
+            master: masters.as_ref().map(|s| &s.tensors[i]),
+            grad: &grads.tensors[i],
+            m: &m.tensors[i],
+            v: &v.tensors[i],
+            lr: adamw.lr,
+            beta1: adamw.beta1,
+            beta2: adamw.beta2,
+            eps: adamw.eps,
+            weight_decay: if info.decayed || adamw.decay_all { adamw.weight_decay } else { 0.0 },
+            step: adamw.step,
+            grad_scale: adamw.grad_scale,
+            clip: adamw.max_norm.map(|max_norm| adamw::Clip { norm: &self.buffers.norm, max_norm }),
+            rounding: rounding(adamw.stochastic_seeds.map(|s| s[i])),
+            layers: self.stacked_layers(i),
+            zero_grad: false,
+        };
+        let all: Vec<_> = PARAMS.iter().enumerate().map(update).collect();
+        adamw::update_all(&self.device, &all)
     }
 
     /// Fills the master weights from the parameters: after loading or initialising a model without saved masters.

@@ -90,6 +90,22 @@ pub struct Round<'a> {
 
 /// Runs [`Update`].
 pub fn update(device: &Device, args: &Update<'_>) -> Result<()> {
+    update_all(device, std::slice::from_ref(args))
+}
+
+/// Runs many, which must not share memory: by few launches on a device that starts work in launches.
+pub fn update_all(device: &Device, all: &[Update<'_>]) -> Result<()> {
+    for args in all {
+        checked(device, args)?;
+    }
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::update(cuda, all),
+        _ => all.iter().try_for_each(|args| one(device, args)),
+    }
+}
+
+fn checked(device: &Device, args: &Update<'_>) -> Result<()> {
     let check = Check::new("adamw.update", device);
     let Update { param, master, grad, m, v, .. } = *args;
     let shape = param.shape();
@@ -112,21 +128,26 @@ pub fn update(device: &Device, args: &Update<'_>) -> Result<()> {
     }
     check.disjoint(&written, &read)?;
     check_scalars(&check, args)?;
-    check_layers(&check, param, args.layers)?;
+    check_layers(&check, param, args.layers)
+}
+
+/// Runs one whose arguments are checked.
+fn one(device: &Device, args: &Update<'_>) -> Result<()> {
+    let Update { param, master, grad, m, v, .. } = *args;
     match device {
         Device::Cpu(cpu) => {
             let step = Step::new(args, args.clip.as_ref().map_or(Ok(1.0), clip_scale)?);
             with_element!(param.dtype(), P => with_element!(grad.dtype(), G => cpu::update::<P, G>(cpu, args, &step)));
         }
         #[cfg(feature = "cuda")]
-        Device::Cuda(cuda) => cuda::update(cuda, args)?,
+        Device::Cuda(cuda) => cuda::update(cuda, std::slice::from_ref(args))?,
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => gpu::update(gpu, args)?,
         Device::Null(null) => {
             // Everything is read and written, but `grad` is only read unless it is zeroed, and `param` only written beside a master.
-            let all: usize = 2 * written.iter().map(|(_, t)| t.bytes()).sum::<usize>();
+            let all = 2 * (param.bytes() + grad.bytes() + m.bytes() + v.bytes() + master.map_or(0, Tensor::bytes));
             let less = if args.zero_grad { 0 } else { grad.bytes() } + if master.is_some() { param.bytes() } else { 0 };
-            null.record(check.op, 20 * param.numel() as u64, (all - less) as u64);
+            null.record("adamw.update", 20 * param.numel() as u64, (all - less) as u64);
         }
     }
     Ok(())

@@ -357,6 +357,43 @@ fn the_bits_depend_on_neither_threads_nor_instruction_set_nor_alignment() {
 }
 
 #[test]
+fn many_updates_in_one_call_have_the_bits_of_one_after_the_other() {
+    // More than one launch holds, storage that changes in between, stacks, odd lengths, an empty tensor.
+    let shapes: Vec<Vec<usize>> =
+        (0..21).map(|i| if i == 4 { vec![0, 3] } else { vec![1 + i % 3, 8 * (i * 37 % 300) + 8 + i / 15] }).collect();
+    for device in devices() {
+        let cases = || -> Vec<Case> {
+            let new = |(i, shape): (usize, &Vec<usize>)| {
+                let storage = if i < 12 { DType::BF16 } else { DType::F32 };
+                Case::new(&device, storage, storage, shape, i < 12)
+            };
+            shapes.iter().enumerate().map(new).collect()
+        };
+        let args = |i: usize, case: &'_ Case| -> (f32, Rounding, usize) {
+            (0.01 * i as f32, Rounding::Stochastic { seed: 7 + i as u32 }, case.param.shape().dims()[0].max(1))
+        };
+        let (one, all) = (cases(), cases());
+        for (i, case) in one.iter().enumerate() {
+            let (weight_decay, rounding, layers) = args(i, case);
+            case.run(&Update { weight_decay, rounding, layers, ..case.args(&SCALARS) });
+        }
+        let updates: Vec<Update<'_>> = all
+            .iter()
+            .enumerate()
+            .map(|(i, case)| {
+                let (weight_decay, rounding, layers) = args(i, case);
+                Update { weight_decay, rounding, layers, ..case.args(&SCALARS) }
+            })
+            .collect();
+        update_all(&device, &updates).unwrap();
+        for (one, all) in one.iter().zip(&all) {
+            assert_eq!(one.state(), all.state());
+            assert_eq!(one.param.read_f32().unwrap(), all.param.read_f32().unwrap());
+        }
+    }
+}
+
+#[test]
 fn bug_20_no_elements_is_no_work() {
     for device in devices() {
         let case = Case::new(&device, DType::BF16, DType::F32, &[0, 3], true);

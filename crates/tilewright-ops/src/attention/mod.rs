@@ -68,6 +68,8 @@ pub struct Backward<'a> {
     pub dout: &'a Tensor,
     /// `(B, T, 3C)`, `=`.
     pub dqkv: &'a Tensor,
+    /// `(3C)`: the sum over `B` and `T` of `dqkv`, which is the gradient of the bias in `qkv`; `+=` where true, else `=`.
+    pub dqkv_sums: Option<(&'a Tensor, bool)>,
     /// [`workspace_bytes`] bytes, overwritten.
     pub workspace: &'a Tensor,
 }
@@ -95,13 +97,15 @@ pub fn workspace_bytes(device: &Device, b: usize, t: usize, c: usize, heads: usi
 }
 
 fn workspace_floats(device: &Device, sizes: Sizes) -> usize {
-    match device {
-        #[cfg(feature = "cuda")]
-        Device::Cuda(_) => cuda::workspace_floats(sizes),
-        #[cfg(feature = "gpu")]
-        Device::Gpu(_) => gpu::workspace_floats(sizes),
-        _ => cpu::workspace_floats(sizes, device.threads()),
+    #[cfg(feature = "cuda")]
+    if device.cuda_sizes().is_some() {
+        return cuda::workspace_floats(sizes);
     }
+    #[cfg(feature = "gpu")]
+    if let Device::Gpu(_) = device {
+        return gpu::workspace_floats(sizes);
+    }
+    cpu::workspace_floats(sizes, device.threads())
 }
 
 /// Checks what all three have in common: `qkv` is some rows of `3C` floats, and the heads divide `C`.
@@ -174,7 +178,7 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
 
 /// Runs [`Backward`].
 pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
-    let Backward { qkv, heads, mask: Mask::Causal, out, lse, dout, dqkv, workspace: scratch } = *args;
+    let Backward { qkv, heads, mask: Mask::Causal, out, lse, dout, dqkv, dqkv_sums, workspace: scratch } = *args;
     let check = Check::new("attention.backward", device);
     let (b, t) = batch_and_length(&check, qkv)?;
     let (c, head) = split_heads(&check, qkv, heads)?;
@@ -186,25 +190,36 @@ pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
     check.typed("dqkv", dqkv, qkv.dtype(), &[b, t, 3 * c])?;
     let floats = workspace_floats(device, sizes);
     let scratch = workspace(&check, scratch, floats)?;
-    check.disjoint(
-        &[("dqkv", dqkv), ("workspace", &scratch)],
-        &[("qkv", qkv), ("out", out), ("lse", lse), ("dout", dout)],
-    )?;
+    let mut outputs = vec![("dqkv", dqkv), ("workspace", &scratch)];
+    if let Some((sums, _)) = dqkv_sums {
+        check.float("dqkv_sums", sums, &[3 * c])?;
+        outputs.push(("dqkv_sums", sums));
+    }
+    check.disjoint(&outputs, &[("qkv", qkv), ("out", out), ("lse", lse), ("dout", dout)])?;
     match device {
         Device::Cpu(cpu) => {
             let tensors = cpu::BackwardTensors { qkv, out, lse, dout, dqkv, workspace: &scratch };
             with_element!(qkv.dtype(), T => cpu::backward::<T>(cpu, sizes, &tensors));
+            sums_behind(device, args)?;
         }
         #[cfg(feature = "cuda")]
-        Device::Cuda(cuda) => cuda::backward(cuda, sizes, args, &scratch)?,
+        Device::Cuda(cuda) => cuda::backward(device, cuda, sizes, args, &scratch)?,
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::backward(gpu, sizes, args, &scratch)?,
+        Device::Gpu(gpu) => {
+            gpu::backward(gpu, sizes, args, &scratch)?;
+            sums_behind(device, args)?;
+        }
         Device::Null(null) => {
             let bytes = qkv.bytes() + out.bytes() + lse.bytes() + dout.bytes() + dqkv.bytes();
             null.record(check.op, 5 * product_flops(sizes), bytes as u64);
         }
     }
     Ok(())
+}
+
+/// [`Backward::dqkv_sums`] by a pass of its own: for devices without a kernel that sums on the way.
+fn sums_behind(device: &Device, args: &Backward<'_>) -> Result<()> {
+    args.dqkv_sums.map_or(Ok(()), |(sums, accumulate)| crate::matmul::column_sums(device, args.dqkv, sums, accumulate))
 }
 
 /// Runs [`Decode`].

@@ -53,14 +53,16 @@ pub struct Backward<'a> {
 
 /// Bytes of workspace that [`backward`] needs: positions sorted by token, a buffer to sort them through, and the start of each token's group.
 pub fn backward_workspace_bytes(device: &Device, b: usize, t: usize) -> usize {
-    let words = match device {
-        #[cfg(feature = "cuda")]
-        Device::Cuda(_) => cuda::workspace_words(b * t),
-        #[cfg(feature = "gpu")]
-        Device::Gpu(_) => gpu::workspace_words(b * t),
-        _ => workspace_words(b * t),
-    };
-    words * size_of::<u32>()
+    #[cfg(feature = "cuda")]
+    if device.cuda_sizes().is_some() {
+        return cuda::workspace_words(b * t) * size_of::<u32>();
+    }
+    #[cfg(feature = "gpu")]
+    if let Device::Gpu(_) = device {
+        return gpu::workspace_words(b * t) * size_of::<u32>();
+    }
+    let _ = device;
+    workspace_words(b * t) * size_of::<u32>()
 }
 
 /// 32-bit words of the workspace for `n` positions; the kernel takes exactly these.

@@ -305,8 +305,9 @@ pub(super) fn recompute(gpu: &Gpu, n: usize, c: usize, args: &Recompute<'_>) -> 
 
 pub(super) fn backward(gpu: &Gpu, n: usize, c: usize, args: &Backward<'_>) -> Result<()> {
     const OP: &str = "layernorm.backward";
-    let Backward { dout, sum, weight, mean, rstd, dx, accumulate_dx, dweight, dbias, accumulate_params, workspace } =
-        args;
+    let Backward {
+        dout, sum, weight, mean, rstd, dx, accumulate_dx, dweight, dbias, accumulate_params, workspace, ..
+    } = args;
     let Storage { elem, bf16 } = gpu.storage(OP, dout.dtype())?;
     if c == 0 {
         return Ok(());

@@ -70,19 +70,32 @@ pub struct Backward<'a> {
     pub dbias: Option<&'a Tensor>,
     /// `+=` into `dweight` and `dbias` instead of `=`.
     pub accumulate_params: bool,
+    /// `(C)`, `+=` or `=` as `accumulate_params` says: the sum over rows of the new `dx`, which is the gradient of a bias added right before.
+    pub dx_sums: Option<&'a Tensor>,
+    /// The forward's output made again on the way, for activation recompute.
+    pub again: Option<Again<'a>>,
     /// [`backward_workspace_bytes`] bytes, overwritten.
     pub workspace: &'a Tensor,
+}
+
+/// What [`Backward`] makes again: the same bits as [`Recompute`].
+#[derive(Clone, Copy)]
+pub struct Again<'a> {
+    /// `(C)`, read.
+    pub bias: Option<&'a Tensor>,
+    /// `(N, C)`, `=`.
+    pub out: &'a Tensor,
 }
 
 /// Bytes of workspace that [`backward`] needs for `(N, C)`: one row of `dweight` and one of `dbias` in f32 for each block of rows. The blocks
 /// depend on `N` alone, so that sums are taken in the same order on every machine.
 pub fn backward_workspace_bytes(device: &Device, n: usize, c: usize) -> usize {
-    let elements = match device {
-        #[cfg(feature = "cuda")]
-        Device::Cuda(_) => cuda::partial_elements(n, c),
-        _ => partial_elements(n, c),
-    };
-    elements * size_of::<f32>()
+    #[cfg(feature = "cuda")]
+    if device.cuda_sizes().is_some() {
+        return cuda::partial_elements(n, c) * size_of::<f32>();
+    }
+    let _ = device;
+    partial_elements(n, c) * size_of::<f32>()
 }
 
 /// Rows summed into one partial `dweight` and `dbias`: at least 16, and never more than 128 blocks of them.
@@ -189,7 +202,7 @@ pub fn recompute(device: &Device, args: &Recompute<'_>) -> Result<()> {
 /// Runs [`Backward`].
 pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
     let check = Check::new("layernorm.backward", device);
-    let Backward { dout, sum, weight, mean, rstd, dx, dweight, dbias, workspace, .. } = args;
+    let Backward { dout, sum, weight, mean, rstd, dx, dweight, dbias, dx_sums, again, workspace, .. } = args;
     let (n, c) = rows_of(&check, "dout", dout)?;
     let dtype = dout.dtype();
     rows(&check, "sum", sum, dtype, n, c)?;
@@ -203,24 +216,48 @@ pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
         check.typed("dbias", dbias, dtype, &[c])?;
         outputs.push(("dbias", dbias));
     }
+    if let Some(dx_sums) = dx_sums {
+        check.typed("dx_sums", dx_sums, dtype, &[c])?;
+        outputs.push(("dx_sums", dx_sums));
+    }
     check.workspace(workspace, backward_workspace_bytes(device, n, c))?;
-    let inputs = [("dout", *dout), ("sum", *sum), ("weight", *weight), ("mean", *mean), ("rstd", *rstd)];
+    let mut inputs = vec![("dout", *dout), ("sum", *sum), ("weight", *weight), ("mean", *mean), ("rstd", *rstd)];
+    if let Some(Again { bias, out }) = again {
+        parameters(&check, dtype, c, weight, *bias)?;
+        rows(&check, "again", out, dtype, n, c)?;
+        outputs.push(("again", out));
+        inputs.extend(bias.map(|b| ("bias", b)));
+    }
     check.disjoint(&outputs, &inputs)?;
     match device {
         Device::Cpu(cpu) => {
             let partials = workspace.reinterpret(0, DType::F32, &[partial_elements(n, c)])?;
             with_element!(dtype, T => cpu::backward::<T>(cpu, n, c, args, &partials));
+            behind(device, args)?;
         }
         #[cfg(feature = "cuda")]
-        Device::Cuda(cuda) => cuda::backward(cuda, n, c, args)?,
+        Device::Cuda(cuda) => cuda::backward(device, cuda, n, c, args)?,
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::backward(gpu, n, c, args)?,
+        Device::Gpu(gpu) => {
+            gpu::backward(gpu, n, c, args)?;
+            behind(device, args)?;
+        }
         Device::Null(null) => {
             let touched: usize = outputs.iter().chain(&inputs).map(|(_, t)| t.bytes()).sum();
             null.record(check.op, 14 * (n * c) as u64, (touched - workspace.bytes()) as u64);
         }
     }
     Ok(())
+}
+
+/// What [`Backward`] is asked for beside gradients, by ops of their own: for devices without a kernel that does all at once.
+fn behind(device: &Device, args: &Backward<'_>) -> Result<()> {
+    if let Some(sums) = args.dx_sums {
+        crate::matmul::column_sums(device, args.dx, sums, args.accumulate_params)?;
+    }
+    let Some(Again { bias, out }) = args.again else { return Ok(()) };
+    let Backward { sum, weight, mean, rstd, .. } = *args;
+    recompute(device, &Recompute { sum, weight, bias, mean, rstd, out })
 }
 
 /// The matrix view of the argument that sets `(N, C)` and the dtype.

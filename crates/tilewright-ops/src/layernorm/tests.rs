@@ -92,6 +92,8 @@ impl Case {
             dweight: &self.dweight,
             dbias: Some(&self.dbias),
             accumulate_params: false,
+            dx_sums: None,
+            again: None,
             workspace: &self.workspace,
         }
     }
@@ -298,6 +300,47 @@ fn recompute_gives_the_bits_of_the_forward() {
                     };
                     recompute(&device, &args).unwrap();
                     assert_eq!(again.read_f32().unwrap(), case.out.read_f32().unwrap());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn backward_makes_the_output_again_and_sums_its_result_on_the_way() {
+    for device in devices() {
+        for dtype in FLOATS {
+            for (n, c) in SHAPES.into_iter().chain([(700, 768), (65, 8), (33, 760)]) {
+                for accumulate in [false, true] {
+                    let case = Case::new(&device, dtype, n, c);
+                    case.forward();
+                    let (again, sums) = (poisoned(&device, dtype, &[n, c]), poisoned(&device, dtype, &[c]));
+                    let before = if accumulate { 2.0 } else { 0.0 };
+                    if accumulate {
+                        case.dx.write_f32(&vec![0.25; n * c]).unwrap();
+                        for t in [&sums, &case.dweight, &case.dbias] {
+                            t.write_f32(&vec![2.0; c]).unwrap();
+                        }
+                    }
+                    let args = Backward {
+                        accumulate_dx: accumulate,
+                        accumulate_params: accumulate,
+                        dx_sums: Some(&sums),
+                        again: Some(Again { bias: Some(&case.bias), out: &again }),
+                        ..case.backward_args()
+                    };
+                    backward(&device, &args).unwrap();
+                    assert_eq!(again.read_f32().unwrap(), case.out.read_f32().unwrap(), "{n} x {c} {dtype}");
+                    let dx = &exact(&case.dx);
+                    let column = |j: usize| (0..n).map(move |i| dx[i * c + j]);
+                    let want: Vec<f64> = (0..c).map(|j| column(j).sum::<f64>() + before).collect();
+                    // A sum of rounded numbers against one that is rounded once.
+                    let size = (0..c).map(|j| column(j).map(|x| x * x).sum::<f64>().sqrt()).fold(1.0, f64::max);
+                    let (atol, rtol) = tolerance(dtype);
+                    assert_close("dx_sums", &sums, &want, 4.0 * atol.max(rtol) * size, 2.0 * rtol);
+                    if !accumulate {
+                        case.check_backward(1.0);
+                    }
                 }
             }
         }

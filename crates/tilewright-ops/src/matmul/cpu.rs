@@ -50,14 +50,7 @@ pub(super) fn backward_input(cpu: &Cpu, args: &BackwardInput<'_>, m: usize, n: u
 /// The product is `(n, k)`, the sum runs over `m`.
 pub(super) fn backward_weight(cpu: &Cpu, args: &BackwardWeight<'_>, m: usize, n: usize, k: usize) {
     if let Some(dbias) = args.dbias {
-        // SAFETY: the op has checked that outputs overlap nothing.
-        with_element!(args.dout.dtype(), T => {
-            let dout = unsafe { args.dout.slice_of::<T>() };
-            with_element!(dbias.dtype(), U => {
-                let dbias = unsafe { dbias.slice_of_mut::<U>() };
-                column_sums(cpu, dout, m, n, dbias, args.accumulate);
-            });
-        });
+        bias_gradient(cpu, args.dout, dbias, args.accumulate, m, n);
     }
     // SAFETY: as above.
     unsafe {
@@ -65,6 +58,18 @@ pub(super) fn backward_weight(cpu: &Cpu, args: &BackwardWeight<'_>, m: usize, n:
         let accumulate = args.accumulate;
         product(cpu, &Product { m: n, n: k, k: m, a, b, out, accumulate, alpha: 1.0, finish: Finish::default() });
     }
+}
+
+/// `sums (N) (+)= sum over M of x (M, N)`.
+pub(super) fn bias_gradient(cpu: &Cpu, x: &Tensor, sums: &Tensor, accumulate: bool, m: usize, n: usize) {
+    // SAFETY: the op has checked that outputs overlap nothing.
+    with_element!(x.dtype(), T => {
+        let x = unsafe { x.slice_of::<T>() };
+        with_element!(sums.dtype(), U => {
+            let sums = unsafe { sums.slice_of_mut::<U>() };
+            column_sums(cpu, x, m, n, sums, accumulate);
+        });
+    });
 }
 
 /// Columns that one task sums. No sum crosses it, so it is free to choose.

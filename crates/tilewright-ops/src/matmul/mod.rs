@@ -16,7 +16,7 @@ mod tests;
 use tilewright_core::Result;
 
 use crate::check::Check;
-use crate::gelu::Gelu;
+use crate::gelu::{self, Gelu};
 use crate::{Device, Tensor};
 
 /// `out (M, N) = gelu(x (M, K) @ weight (N, K)^T + bias (N))`, bias and GELU optional.
@@ -47,6 +47,10 @@ pub struct BackwardInput<'a> {
     pub dx: &'a Tensor,
     /// `+=` instead of `=`.
     pub accumulate: bool,
+    /// `(M, K)`, `=`: `gelu(pre)`, this layer's input made again for activation recompute. Only with `gelu`.
+    pub activation: Option<&'a Tensor>,
+    /// `(K)`: the sum over `M` of `dx`, which is the gradient of the bias that `pre` contains; `+=` where true, else `=`.
+    pub dx_sums: Option<(&'a Tensor, bool)>,
 }
 
 /// `dweight (N, K) (+)= dout (M, N)^T @ x (M, K)` and `dbias (N) (+)= sum over M of dout`.
@@ -97,7 +101,7 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
 
 /// Runs [`BackwardInput`].
 pub fn backward_input(device: &Device, args: &BackwardInput<'_>) -> Result<()> {
-    let BackwardInput { dout, weight, gelu, dx, accumulate } = *args;
+    let BackwardInput { dout, weight, gelu, dx, accumulate, activation, dx_sums } = *args;
     let check = Check::new("matmul.backward_input", device);
     let (m, n) = dout.shape().as_matrix();
     let k = weight.shape().as_matrix().1;
@@ -107,18 +111,58 @@ pub fn backward_input(device: &Device, args: &BackwardInput<'_>) -> Result<()> {
         check.matrix("pre_gelu", pre, m, k)?;
     }
     check.matrix("dx", dx, m, k)?;
-    let outputs = [("dx", dx)];
+    if let Some(activation) = activation {
+        check.argument(gelu.is_some(), || {
+            "`activation` is made again from the argument of one; leave it out or set `gelu`".into()
+        })?;
+        check.matrix("activation", activation, m, k)?;
+    }
+    if let Some((sums, _)) = dx_sums {
+        check.float("dx_sums", sums, &[k])?;
+    }
+    let outputs =
+        named([Some(("dx", dx)), activation.map(|t| ("activation", t)), dx_sums.map(|(t, _)| ("dx_sums", t))]);
     let inputs = named([Some(("dout", dout)), Some(("weight", weight)), gelu.map(|(_, t)| ("pre_gelu", t))]);
     check.disjoint(&outputs, &inputs)?;
     match device {
-        Device::Cpu(cpu) => cpu::backward_input(cpu, args, m, n, k),
+        Device::Cpu(cpu) => {
+            cpu::backward_input(cpu, args, m, n, k);
+            behind(device, args)?;
+        }
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::backward_input(device, cuda, args, m, n, k)?,
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::backward_input(gpu, args, m, n, k)?,
+        Device::Gpu(gpu) => {
+            gpu::backward_input(gpu, args, m, n, k)?;
+            behind(device, args)?;
+        }
         Device::Null(null) => {
-            let outputs = bytes(&outputs) << u32::from(accumulate);
-            null.record(check.op, flops(m, n, k), outputs + bytes(&inputs));
+            let again = if accumulate { dx.bytes() as u64 } else { 0 };
+            null.record(check.op, flops(m, n, k), bytes(&outputs) + again + bytes(&inputs));
+        }
+    }
+    Ok(())
+}
+
+/// What [`BackwardInput`] is asked for beside `dx`, by ops of their own: for devices without a kernel that does all at once.
+fn behind(device: &Device, args: &BackwardInput<'_>) -> Result<()> {
+    if let (Some((kind, pre)), Some(out)) = (args.gelu, args.activation) {
+        gelu::forward(device, &gelu::Forward { kind, x: &pre.view(&out.shape())?, out })?;
+    }
+    args.dx_sums.map_or(Ok(()), |(sums, accumulate)| column_sums(device, args.dx, sums, accumulate))
+}
+
+/// `sums (N) (+)= sum over M of x (M, N)`, whose arguments the caller has checked.
+pub(crate) fn column_sums(device: &Device, x: &Tensor, sums: &Tensor, accumulate: bool) -> Result<()> {
+    let (m, n) = x.shape().as_matrix();
+    match device {
+        Device::Cpu(cpu) => cpu::bias_gradient(cpu, x, sums, accumulate, m, n),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(cuda) => cuda::bias_gradient(cuda, x, sums, accumulate, m, n)?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::bias_gradient(device, gpu, x, sums, accumulate, m, n)?,
+        Device::Null(null) => {
+            null.record("matmul.column_sums", m as u64 * n as u64, bytes(&[("x", x), ("sums", sums)]));
         }
     }
     Ok(())

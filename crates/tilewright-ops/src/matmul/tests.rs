@@ -8,7 +8,7 @@ use crate::{DType, Error};
 
 /// `(M, N, K)`: ones, primes, one less and one more than the tile sizes of all instruction sets, the odd widths of the specification.
 /// Whole packs of 16 bytes, which GPU libraries take.
-const SHAPES: [(usize, usize, usize); 18] = [
+const SHAPES: [(usize, usize, usize); 21] = [
     (1, 1, 1),
     (2, 3, 5),
     (7, 7, 7),
@@ -27,6 +27,9 @@ const SHAPES: [(usize, usize, usize); 18] = [
     (3, 767, 100),
     (24, 40, 56),
     (72, 136, 64),
+    (200, 104, 776),
+    (130, 776, 392),
+    (65, 8, 1048),
 ];
 
 const GELUS: [Gelu; 2] = [Gelu::Tanh, Gelu::Erf];
@@ -76,12 +79,30 @@ fn check_layer(device: &Device, dtype: DType, (m, n, k): (usize, usize, usize), 
     let (weight, rw) = random(device, dtype, &[n, k], 1.0, rng);
     let (pre, rpre) = random(device, dtype, &[m, k], 2.0, rng);
     let (dx, before) = target(&[m, k], rng);
-    let activation = gelu.map(|kind| (kind, &pre));
-    backward_input(device, &BackwardInput { dout: &dout, weight: &weight, gelu: activation, dx: &dx, accumulate })
-        .unwrap();
+    let again = poisoned(device, dtype, &[m, k]);
+    let (sums, before_sums) = target(&[k], rng);
+    let args = BackwardInput {
+        dout: &dout,
+        weight: &weight,
+        gelu: gelu.map(|kind| (kind, &pre)),
+        dx: &dx,
+        accumulate,
+        activation: gelu.map(|_| &again),
+        dx_sums: Some((&sums, accumulate)),
+    };
+    backward_input(device, &args).unwrap();
     let activation = gelu.map(|kind| (kind, &rpre[..]));
     let want = reference::backward_input(&rdout, &rw, activation, before.as_deref(), dims);
     assert_close(&format!("{what} dx"), &dx, &want, atol, rtol);
+    let want: Vec<f64> = (0..k)
+        .map(|j| (0..m).map(|i| want[i * k + j]).sum::<f64>() + before_sums.as_ref().map_or(0.0, |b| b[j]))
+        .collect();
+    // Each of the summed numbers may have been rounded.
+    assert_close(&format!("{what} dx_sums"), &sums, &want, atol * (m as f64).sqrt() * 2.0, 2.0 * rtol);
+    if let Some(kind) = gelu {
+        let want: Vec<f64> = rpre.iter().map(|&x| gelu::reference::value(kind, x)).collect();
+        assert_close(&format!("{what} activation"), &again, &want, atol, rtol);
+    }
 
     let (dout, rdout) = random(device, dtype, &[m, n], scale(m), rng);
     let (dweight, before_w) = target(&[n, k], rng);
@@ -214,7 +235,15 @@ fn production(m: usize, n: usize, k: usize, dtype: DType) {
             .unwrap();
         backward_input(
             &device,
-            &BackwardInput { dout: &dout, weight: &weight, gelu: None, dx: &dx, accumulate: false },
+            &BackwardInput {
+                dout: &dout,
+                weight: &weight,
+                gelu: None,
+                dx: &dx,
+                accumulate: false,
+                activation: None,
+                dx_sums: None,
+            },
         )
         .unwrap();
         let args = BackwardWeight { dout: &dout, x: &x, dweight: &dweight, dbias: None, accumulate: false };
@@ -222,6 +251,62 @@ fn production(m: usize, n: usize, k: usize, dtype: DType) {
         sampled("out", &out, n, dtype, |i, j| (0..k).map(|p| rx[i * k + p] * rw[j * k + p]).sum());
         sampled("dx", &dx, k, dtype, |i, p| (0..n).map(|j| rd[i * n + j] * rw[j * k + p]).sum());
         sampled("dweight", &dweight, k, dtype, |j, p| (0..m).map(|i| rd[i * n + j] * rx[i * k + p]).sum());
+    }
+}
+
+#[test]
+fn production_size_of_gelu_and_its_derivative_in_bf16() {
+    // The widths of GPT-2's; as many rows as B=64, T=1024 on a GPU.
+    for (m, n) in [(1024, 3072), (65_536, 768)] {
+        let (k, dtype) = (768, DType::BF16);
+        for device in crate::testing::production_devices() {
+            let m = if crate::testing::is_gpu(&device) { m } else { 130 };
+            let rng = &mut Random::new(2);
+            let (x, rx) = random(&device, dtype, &[m, k], 1.0, rng);
+            let (weight, rw) = random(&device, dtype, &[n, k], 1.0 / (k as f32).sqrt(), rng);
+            let (bias, rb) = random(&device, dtype, &[n], 0.5, rng);
+            let (out, pre) = (poisoned(&device, dtype, &[m, n]), poisoned(&device, dtype, &[m, n]));
+            let (gelu, bias) = (Some(Gelu::Tanh), Some(&bias));
+            let args = Forward { x: &x, weight: &weight, bias, gelu, pre_gelu: Some(&pre), out: &out };
+            forward(&device, &args).unwrap();
+            let right = |i: usize, j: usize| (0..k).map(|p| rx[i * k + p] * rw[j * k + p]).sum::<f64>() + rb[j];
+            sampled("pre_gelu", &pre, n, dtype, right);
+            sampled("out", &out, n, dtype, |i, j| gelu::reference::value(Gelu::Tanh, right(i, j)));
+            // Down to the width, and back up behind the derivative at `pre`.
+            let (weight, rw) = random(&device, dtype, &[k, n], 1.0 / (k as f32).sqrt(), rng);
+            let (again, dx, sums) = (
+                poisoned(&device, dtype, &[m, n]),
+                poisoned(&device, dtype, &[m, n]),
+                poisoned(&device, DType::F32, &[n]),
+            );
+            let args = BackwardInput {
+                dout: &x,
+                weight: &weight,
+                gelu: Some((Gelu::Tanh, &pre)),
+                dx: &dx,
+                accumulate: false,
+                activation: Some(&again),
+                dx_sums: Some((&sums, false)),
+            };
+            backward_input(&device, &args).unwrap();
+            let at: Vec<f64> = pre.read_f32().unwrap().into_iter().map(f64::from).collect();
+            let right = |i: usize, j: usize| {
+                (0..k).map(|p| rx[i * k + p] * rw[p * n + j]).sum::<f64>()
+                    * gelu::reference::derivative(Gelu::Tanh, at[i * n + j])
+            };
+            sampled("dx", &dx, n, dtype, right);
+            sampled("activation", &again, n, dtype, |i, j| gelu::reference::value(Gelu::Tanh, at[i * n + j]));
+            let (dx, sums) = (dx.read_f32().unwrap(), sums.read_f32().unwrap());
+            for j in (0..n).step_by(251) {
+                let (mut sum, mut size) = (0.0, 0.0);
+                for i in 0..m {
+                    sum += f64::from(dx[i * n + j]);
+                    size += f64::from(dx[i * n + j]).powi(2);
+                }
+                let off = (f64::from(sums[j]) - sum).abs();
+                assert!(off <= 0.02 * size.sqrt(), "dx_sums of column {j}: {} for {sum}", sums[j]);
+            }
+        }
     }
 }
 
@@ -343,7 +428,15 @@ fn the_bits_are_the_same_for_one_two_and_three_threads() {
             let gelu = Some(Gelu::Tanh);
             let args = Forward { x: &x, weight: &weight, bias: Some(&bias), gelu, pre_gelu: None, out: &out };
             forward(&device, &args).unwrap();
-            let args = BackwardInput { dout: &dout, weight: &weight, gelu: None, dx: &dx, accumulate: false };
+            let args = BackwardInput {
+                dout: &dout,
+                weight: &weight,
+                gelu: None,
+                dx: &dx,
+                accumulate: false,
+                activation: None,
+                dx_sums: None,
+            };
             backward_input(&device, &args).unwrap();
             let args = BackwardWeight { dout: &dout, x: &x, dweight: &dweight, dbias: Some(&dbias), accumulate: false };
             backward_weight(&device, &args).unwrap();
@@ -380,7 +473,15 @@ fn nan_in_a_gradient_reaches_every_result_it_belongs_to() {
         let weight = Tensor::zeros(&device, DType::F32, &[n, k]).unwrap();
         let [dx, dweight] = [[m, k], [n, k]].map(|shape| Tensor::zeros(&device, DType::F32, &shape).unwrap());
         let dbias = Tensor::zeros(&device, DType::F32, &[n]).unwrap();
-        let args = BackwardInput { dout: &dout, weight: &weight, gelu: None, dx: &dx, accumulate: true };
+        let args = BackwardInput {
+            dout: &dout,
+            weight: &weight,
+            gelu: None,
+            dx: &dx,
+            accumulate: true,
+            activation: None,
+            dx_sums: None,
+        };
         backward_input(&device, &args).unwrap();
         let args = BackwardWeight { dout: &dout, x: &x, dweight: &dweight, dbias: Some(&dbias), accumulate: true };
         backward_weight(&device, &args).unwrap();
@@ -481,7 +582,15 @@ fn wrong_shapes_are_refused_by_name() {
         assert!(matches!(error, Error::Shape { .. }));
     }
     let [dout, weight, x] = [[4, 5], [5, 3], [4, 3]].map(|s| Tensor::zeros(&device, DType::F32, &s).unwrap());
-    let args = BackwardInput { dout: &dout, weight: &weight, gelu: None, dx: &wrong(), accumulate: false };
+    let args = BackwardInput {
+        dout: &dout,
+        weight: &weight,
+        gelu: None,
+        dx: &wrong(),
+        accumulate: false,
+        activation: None,
+        dx_sums: None,
+    };
     let message = backward_input(&device, &args).unwrap_err().to_string();
     assert!(message.starts_with("matmul.backward_input: `dx`"), "{message}");
     let args = BackwardWeight { dout: &dout, x: &x, dweight: &wrong(), dbias: None, accumulate: false };
@@ -509,7 +618,15 @@ fn overlapping_outputs_are_refused_by_name() {
     assert!(wanted, "{error}");
     let device = Device::cpu();
     let [dout, weight] = [[4, 4], [4, 4]].map(|s| Tensor::zeros(&device, DType::F32, &s).unwrap());
-    let args = BackwardInput { dout: &dout, weight: &weight, gelu: None, dx: &dout, accumulate: false };
+    let args = BackwardInput {
+        dout: &dout,
+        weight: &weight,
+        gelu: None,
+        dx: &dout,
+        accumulate: false,
+        activation: None,
+        dx_sums: None,
+    };
     let error = backward_input(&device, &args).unwrap_err();
     assert!(matches!(error, Error::Overlap { output: "dx", other: "dout", .. }), "{error}");
     let args = BackwardWeight {
@@ -536,7 +653,15 @@ fn the_null_device_records_each_form_and_touches_nothing() {
     let (x, weight, out) = (tensor(&[6, 4]), tensor(&[5, 4]), tensor(&[6, 5]));
     let (dx, dweight, dbias) = (tensor(&[6, 4]), tensor(&[5, 4]), tensor(&[5]));
     forward(&device, &Forward { x: &x, weight: &weight, bias: None, gelu: None, pre_gelu: None, out: &out }).unwrap();
-    let args = BackwardInput { dout: &out, weight: &weight, gelu: None, dx: &dx, accumulate: true };
+    let args = BackwardInput {
+        dout: &out,
+        weight: &weight,
+        gelu: None,
+        dx: &dx,
+        accumulate: true,
+        activation: None,
+        dx_sums: None,
+    };
     backward_input(&device, &args).unwrap();
     let args = BackwardWeight { dout: &out, x: &x, dweight: &dweight, dbias: Some(&dbias), accumulate: false };
     backward_weight(&device, &args).unwrap();

@@ -96,3 +96,10 @@ fn wrong_models_lengths_and_sizes_are_refused() {
     assert!(tilewright(&["plan", "--memory", "1GiB", "--batch", "2"]).refused().contains("--batch"));
     assert!(tilewright(&["plan", "--dtype", "int4"]).refused().contains("bf16"));
 }
+
+#[test]
+fn a_plan_names_its_device_and_one_that_is_not_there_is_refused() {
+    assert_eq!(plan(&["--model", "d6"])["device"], "2 threads");
+    let message = tilewright(&["plan", "--device", "cuda:77"]).failed();
+    assert!(message.contains("cuda") || message.contains("CUDA"), "{message}");
+}

@@ -1,6 +1,6 @@
 // AdamW in one pass. Compiled without joining products and sums: each operation rounds as the CPU's does, so the bits are the same.
 //
-// TW_DTYPE: storage of the parameter. TW_GRAD: storage of the gradient. Rows of the grid are layers of a stacked tensor.
+// TW_DTYPE: storage of the parameter. TW_GRAD: storage of the gradient. One launch updates many tensors: a block finds its own in a table.
 
 typedef Storage<TW_GRAD>::Type G;
 
@@ -36,14 +36,41 @@ TW_FORCE float lerp(float a, float b, float w) { return fmaf(w, b, fmaf(-w, a, a
 // N elements at a time: 1, or 4 where all tensors and layers start on 16 bytes.
 template <class E, int N> struct alignas(sizeof(E) * N) Few { E v[N]; };
 
+// Tensors of one launch: word 5 i on, the addresses of param, master, grad, m and v; then elements of a layer; weight decay and seed; the first block and
+// the blocks of a layer.
+#define TENSORS 16
+#define ROUNDS 4  // packs that a thread updates, one after the other
+struct Table {
+    u64 address[5 * TENSORS];
+    i64 layer_len[TENSORS];
+    struct {
+        float weight_decay;
+        u32 seed;
+    } own[TENSORS];
+    struct {
+        u32 first, per_layer;
+    } blocks[TENSORS];
+};
+
 template <int N> TW_FORCE void update_body(
-    T* param, float* master, G* grad, float* m, float* v, const float* norm, float max_norm, float grad_scale, float lr, float beta1, float beta2,
-    float correction1, float correction2, float eps, float weight_decay, int stochastic, u32 seed, int zero_grad, i64 layer_len) {
+    const Table& table, int count, const float* norm, float max_norm, float grad_scale, float lr, float beta1, float beta2, float correction1,
+    float correction2, float eps, int stochastic, int zero_grad) {
     float scale = grad_scale;
     if (norm) scale *= *norm > max_norm ? max_norm / *norm : 1.0f;
-    u32 layer = blockIdx.y;
-    i64 base = i64(layer) * layer_len;
-    for (i64 i = thread_index() * N; i < layer_len; i += thread_count() * N) {
+    int which = 0;
+    while (which + 1 < count && blockIdx.x >= table.blocks[which + 1].first) which++;
+    const u64* address = table.address + 5 * which;
+    T* param = (T*)address[0];
+    float *master = (float*)address[1], *m = (float*)address[3], *v = (float*)address[4];
+    G* grad = (G*)address[2];
+    i64 layer_len = table.layer_len[which];
+    float weight_decay = table.own[which].weight_decay;
+    u32 seed = table.own[which].seed, block = blockIdx.x - table.blocks[which].first, layer = block / table.blocks[which].per_layer;
+    i64 base = i64(layer) * layer_len, begin = (i64(block - layer * table.blocks[which].per_layer) * (256 * ROUNDS) + threadIdx.x) * N;
+#pragma unroll 1
+    for (int round = 0; round < ROUNDS; round++) {
+        i64 i = begin + round * (256 * N);
+        if (i >= layer_len) break;
         Few<float, N> fm = *(Few<float, N>*)(m + base + i), fv = *(Few<float, N>*)(v + base + i), fp;
         Few<G, N> fg = *(Few<G, N>*)(grad + base + i);
         Few<T, N> ft;
@@ -72,12 +99,10 @@ template <int N> TW_FORCE void update_body(
     }
 }
 
-#define UPDATE_ARGUMENTS                                                                                                                \
-    T *param, float *master, G *grad, float *m, float *v, const float *norm, float max_norm, float grad_scale, float lr, float beta1,   \
-        float beta2, float correction1, float correction2, float eps, float weight_decay, int stochastic, u32 seed, int zero_grad, i64 layer_len
-#define UPDATE_VALUES                                                                                                                    \
-    param, master, grad, m, v, norm, max_norm, grad_scale, lr, beta1, beta2, correction1, correction2, eps, weight_decay, stochastic, seed, \
-        zero_grad, layer_len
+#define UPDATE_ARGUMENTS                                                                                                                       \
+    const __grid_constant__ Table table, int count, const float *norm, float max_norm, float grad_scale, float lr, float beta1, float beta2,    \
+        float correction1, float correction2, float eps, int stochastic, int zero_grad
+#define UPDATE_VALUES table, count, norm, max_norm, grad_scale, lr, beta1, beta2, correction1, correction2, eps, stochastic, zero_grad
 
 extern "C" __global__ void __launch_bounds__(256, 4) update_wide(UPDATE_ARGUMENTS) { update_body<4>(UPDATE_VALUES); }
 extern "C" __global__ void __launch_bounds__(256, 4) update_narrow(UPDATE_ARGUMENTS) { update_body<1>(UPDATE_VALUES); }

@@ -34,6 +34,7 @@ fn backward_args(call: &Call) -> Backward<'_> {
         lse: &call.lse,
         dout: &call.dout,
         dqkv: &call.dqkv,
+        dqkv_sums: None,
         workspace: &call.workspace,
     }
 }

@@ -49,6 +49,7 @@ struct Call {
     lse: Tensor,
     dout: Tensor,
     dqkv: Tensor,
+    dqkv_sums: Tensor,
     workspace: Tensor,
     exact_qkv: Vec<f64>,
     exact_dout: Vec<f64>,
@@ -69,6 +70,7 @@ impl Call {
             lse: poisoned(device, DType::F32, &[b, heads, t]),
             dout,
             dqkv: poisoned(device, dtype, &[b, t, 3 * c]),
+            dqkv_sums: poisoned(device, dtype, &[3 * c]),
             workspace: workspace(device, workspace_bytes(device, b, t, c, heads)),
             exact_qkv,
             exact_dout,
@@ -96,6 +98,7 @@ impl Call {
             lse: &self.lse,
             dout: &self.dout,
             dqkv: &self.dqkv,
+            dqkv_sums: Some((&self.dqkv_sums, false)),
             workspace: &self.workspace,
         };
         super::backward(&self.device, &args).unwrap();
@@ -120,6 +123,19 @@ impl Call {
         self.backward();
         let largest = want.iter().fold(1.0f64, |m, x| m.max(x.abs()));
         assert_close(&format!("dqkv of {}", self.name()), &self.dqkv, &want, atol * largest, rtol);
+        let width = 3 * self.sizes.c();
+        let mut sums = vec![0.0; width];
+        for row in want.chunks_exact(width) {
+            sums.iter_mut().zip(row).for_each(|(s, x)| *s += x);
+        }
+        let rows = ((want.len() / width) as f64).sqrt();
+        assert_close(
+            &format!("dqkv_sums of {}", self.name()),
+            &self.dqkv_sums,
+            &sums,
+            2.0 * rows * atol * largest,
+            rtol,
+        );
     }
 }
 

@@ -1,11 +1,26 @@
 // Sum of squares in two passes of fixed order, in f64: no overflow for any f32.
 
-// Each block writes one partial sum. The grid depends on the tensor's size only.
-extern "C" __global__ void __launch_bounds__(256) squares(const T* x, i64 n, int wide, double* partial) {
+// Tensors of one launch: addresses; elements, negative where packs cannot be used; the first block of each.
+#define TENSORS 16
+struct Table {
+    u64 address[TENSORS];
+    i64 elements[TENSORS];
+    u64 first[TENSORS + 1];
+};
+
+// Each block writes one partial sum. The blocks of a tensor depend on its size only.
+extern "C" __global__ void __launch_bounds__(256) squares(const __grid_constant__ Table table, int count, double* partial) {
+    int which = 0;
+    while (which + 1 < count && blockIdx.x >= table.first[which + 1]) which++;
+    const T* x = (const T*)table.address[which];
+    i64 n = table.elements[which];
+    bool wide = n >= 0;
+    n = wide ? n : -n;
+    i64 first = (blockIdx.x - table.first[which]) * 256 + threadIdx.x, all = (table.first[which + 1] - table.first[which]) * 256;
     double total = 0.0;
     if (wide) {
         const int size = Pack<T>::SIZE;
-        for (i64 i = thread_index() * size; i + size <= n; i += thread_count() * size) {
+        for (i64 i = first * size; i + size <= n; i += all * size) {
             Pack<T> p = load_pack(x + i);
 #pragma unroll
             for (int j = 0; j < size; j++) {
@@ -13,13 +28,13 @@ extern "C" __global__ void __launch_bounds__(256) squares(const T* x, i64 n, int
                 total += v * v;
             }
         }
-        i64 tail = n / size * size + thread_index();
+        i64 tail = n / size * size + first;
         if (tail < n) {
             double v = to_f32(x[tail]);
             total += v * v;
         }
     } else {
-        for (i64 i = thread_index(); i < n; i += thread_count()) {
+        for (i64 i = first; i < n; i += all) {
             double v = to_f32(x[i]);
             total += v * v;
         }

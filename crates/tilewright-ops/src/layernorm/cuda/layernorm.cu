@@ -1,7 +1,7 @@
 // Layer normalisation: one warp a row, the row in registers where it fits.
 //
 // TW_FLOATS is the number of f32 values that a lane keeps of its row: 0 is the general form, which reads the row again for each pass and takes any
-// width and alignment; above 0, rows of at most 32 * TW_FLOATS elements that are whole packs of 16 bytes.
+// width and alignment; above 0, rows of at most 32 * TW_FLOATS elements that are whole packs of 16 bytes. 24 has the backward pass that does most at once.
 
 #define WARPS 8
 
@@ -97,23 +97,27 @@ backward(const T* dout, const T* sum, const T* weight, const float* mean, const 
     }
 }
 
-// Adds the partial sums of all blocks, always in the same order: 8 threads a column take every eighth block.
+// Adds the partial sums of all blocks, always in the same order: 8 threads a column take every eighth block. `parts` rows of C columns.
 extern "C" __global__ void __launch_bounds__(256)
-finish(const float* partial, int blocks, T* dweight, T* dbias, int accumulate, int c) {
+finish(const float* partial, int blocks, int parts, T* dweight, T* dbias, T* dx_sums, int accumulate, int c) {
     __shared__ float part[8][33];
     int lane = threadIdx.x % 32, y = threadIdx.x / 32;
     int column = blockIdx.x * 32 + lane;
     float total = 0.0f;
-    if (column < 2 * c) {
-        for (int b = y; b < blocks; b += 8) total += partial[i64(b) * 2 * c + column];
+    if (column < parts * c) {
+#pragma unroll 4
+        for (int b = y; b < blocks; b += 8) total += partial[i64(b) * parts * c + column];
     }
     part[y][lane] = total;
     __syncthreads();
-    if (y > 0 || column >= 2 * c) return;
+    if (y > 0 || column >= parts * c) return;
     total = 0.0f;
     for (int i = 0; i < 8; i++) total += part[i][lane];
-    T* to = column < c ? dweight + column : dbias ? dbias + (column - c) : nullptr;
-    if (to) *to = from_f32<T>(accumulate ? total + to_f32(*to) : total);
+    int which = column / c;
+    T* to = which == 0 ? dweight : which == 1 ? dbias : dx_sums;
+    if (!to) return;
+    to += column - which * c;
+    *to = from_f32<T>(accumulate ? total + to_f32(*to) : total);
 }
 
 #else
@@ -195,6 +199,82 @@ recompute(const T* sum, const T* weight, const T* bias, const float* mean, const
     }
 }
 
+#if TW_FLOATS == 24
+
+// The backward pass with what else can be had of the same rows: what the forward put out (`again`, where asked for), and sums over rows of the new dx
+// (`parts` = 3). A block takes `rows` rows, its warps every twelfth, all of a row's loads at once. Each lane sums its own columns in registers; the warps' sums are added in order at the end. Partial sums of each block: (blocks, parts, C): weight, bias, dx.
+#define BACKWARD_WARPS 12
+extern "C" __global__ void __launch_bounds__(32 * BACKWARD_WARPS, 1)
+backward_whole(const T* dout, const T* sum, const T* weight, const T* bias, const float* mean, const float* rstd, T* dx, int accumulate, T* again, float* partial,
+               int parts, i64 n, int c, int rows) {
+    extern __shared__ float shared[];
+    int warp = threadIdx.x / 32;
+    float dweight[PACKS][SIZE], dbias[PACKS][SIZE], totals[PACKS][SIZE];
+#pragma unroll
+    for (int i = 0; i < PACKS; i++)
+#pragma unroll
+        for (int j = 0; j < SIZE; j++) dweight[i][j] = dbias[i][j] = totals[i][j] = 0.0f;
+    i64 first = i64(blockIdx.x) * rows, last = first + rows < n ? first + rows : n;
+    for (i64 row = first + warp; row < last; row += BACKWARD_WARPS) {
+        Row d, s, x;
+        d.load(dout + row * c, c / SIZE);
+        s.load(sum + row * c, c / SIZE);
+        if (accumulate) x.load(dx + row * c, c / SIZE);
+        float m = mean[row], r = rstd[row], g_sum = 0.0f, gx_sum = 0.0f;
+        EACH_PACK {
+            Pack<T> w = load_pack(weight + at * SIZE);
+#pragma unroll
+            for (int j = 0; j < SIZE; j++) {
+                float dj = to_f32(d.packs[i].v[j]), xhat = (to_f32(s.packs[i].v[j]) - m) * r, g = to_f32(w.v[j]) * dj;
+                g_sum += g;
+                gx_sum += g * xhat;
+                dweight[i][j] += xhat * dj;
+                dbias[i][j] += dj;
+            }
+        }
+        g_sum = warp_sum(g_sum) / float(c);
+        gx_sum = warp_sum(gx_sum) / float(c);
+        EACH_PACK {
+            Pack<T> w = load_pack(weight + at * SIZE), y;
+#pragma unroll
+            for (int j = 0; j < SIZE; j++) {
+                float xhat = (to_f32(s.packs[i].v[j]) - m) * r, g = to_f32(w.v[j]) * to_f32(d.packs[i].v[j]);
+                float v = r * (g - g_sum - xhat * gx_sum);
+                if (accumulate) v += to_f32(x.packs[i].v[j]);
+                totals[i][j] += v;
+                y.v[j] = from_f32<T>(v);
+            }
+            store_pack(dx + row * c + at * SIZE, y);
+            if (again) {
+                Pack<T> b;
+                if (bias) b = load_pack(bias + at * SIZE);
+#pragma unroll
+                for (int j = 0; j < SIZE; j++) y.v[j] = normalised(to_f32(s.packs[i].v[j]), m, r, w.v, bias ? b.v : nullptr, j);
+                store_pack(again + row * c + at * SIZE, y);
+            }
+        }
+    }
+    // (BACKWARD_WARPS, C) floats, once for each part.
+    float* to = partial + i64(blockIdx.x) * parts * c;
+#pragma unroll
+    for (int which = 0; which < 3; which++) {
+        if (which >= parts) break;
+        __syncthreads();
+        EACH_PACK {
+#pragma unroll
+            for (int j = 0; j < SIZE; j++) shared[warp * c + at * SIZE + j] = which == 0 ? dweight[i][j] : which == 1 ? dbias[i][j] : totals[i][j];
+        }
+        __syncthreads();
+        for (int column = threadIdx.x; column < c; column += blockDim.x) {
+            float total = 0.0f;
+            for (int w = 0; w < BACKWARD_WARPS; w++) total += shared[w * c + column];
+            to[which * c + column] = total;
+        }
+    }
+}
+
+#else
+
 // A block takes `rows` rows, its warps every eighth of them. Each lane sums its own columns over its warp's rows in registers; the warps' sums are
 // added in order at the end. Partial sums of each block: (blocks, 2, C), weight before bias.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, TW_FLOATS == 32 && TW_DTYPE != 0 ? 2 : 1)
@@ -254,5 +334,7 @@ backward(const T* dout, const T* sum, const T* weight, const float* mean, const 
         }
     }
 }
+
+#endif
 
 #endif

@@ -259,21 +259,25 @@ impl Layout {
 
     /// Bytes of the workspace on a device.
     pub(in super::super) fn bytes_on(&self, device: &Device) -> usize {
-        match (device, self.wanted.0) {
-            #[cfg(feature = "cuda")]
-            (Device::Cuda(cuda), Entry::Forward) => self.tiles().forward_bytes(cuda),
-            #[cfg(feature = "cuda")]
-            (Device::Cuda(_), Entry::Backward) => self.tiles().backward_bytes(),
-            #[cfg(feature = "cuda")]
-            (Device::Cuda(cuda), Entry::Training) => self.tiles().training_bytes(cuda),
-            #[cfg(feature = "gpu")]
-            (Device::Gpu(_), Entry::Forward) => self.portable_tiles().forward_bytes(),
-            #[cfg(feature = "gpu")]
-            (Device::Gpu(_), Entry::Backward) => self.portable_tiles().backward_bytes(),
-            #[cfg(feature = "gpu")]
-            (Device::Gpu(_), Entry::Training) => self.portable_tiles().training_bytes(),
-            _ => self.bytes(),
+        #[cfg(feature = "cuda")]
+        if let Some(cuda) = device.cuda_sizes() {
+            return match self.wanted.0 {
+                Entry::Forward => self.tiles().forward_bytes(cuda),
+                Entry::Backward => self.tiles().backward_bytes(),
+                Entry::Training => self.tiles().training_bytes(cuda),
+            };
         }
+        #[cfg(feature = "gpu")]
+        if let Device::Gpu(_) = device {
+            let tiles = self.portable_tiles();
+            return match self.wanted.0 {
+                Entry::Forward => tiles.forward_bytes(),
+                Entry::Backward => tiles.backward_bytes(),
+                Entry::Training => tiles.training_bytes(),
+            };
+        }
+        let _ = device;
+        self.bytes()
     }
 
     /// Elements of one thread's own part.

@@ -135,6 +135,7 @@ finish_sums(const float* partial, int blocks, void* dbias, int code, int accumul
     int lane = threadIdx.x % 32, y = threadIdx.x / 32, column = blockIdx.x * 32 + lane;
     float total = 0.0f;
     if (column < n) {
+#pragma unroll 8
         for (int b = y; b < blocks; b += 8) total += partial[i64(b) * n + column];
     }
     part[y][lane] = total;

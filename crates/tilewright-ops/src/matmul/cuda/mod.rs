@@ -1,6 +1,10 @@
 //! Matrix products on CUDA: cuBLASLt with fused epilogues where shape and addresses allow, a general kernel of our own where they do not.
 
+mod hopper;
+
 use tilewright_core::{DType, Result};
+
+pub(crate) use hopper::SOURCE as HOPPER;
 
 use super::{BackwardInput, BackwardWeight, Forward};
 use crate::gelu::{self, Gelu};
@@ -80,8 +84,17 @@ pub(super) fn backward_input(
     n: usize,
     k: usize,
 ) -> Result<()> {
+    if hopper::backward_input(cuda, args, m, n, k)? {
+        return Ok(());
+    }
+    input_gradient(device, cuda, args, m, n, k)?;
+    super::behind(device, args)
+}
+
+/// `dx` alone.
+fn input_gradient(device: &Device, cuda: &Cuda, args: &BackwardInput<'_>, m: usize, n: usize, k: usize) -> Result<()> {
     const OP: &str = "matmul.backward_input";
-    let BackwardInput { dout, weight, gelu, dx, accumulate } = *args;
+    let BackwardInput { dout, weight, gelu, dx, accumulate, .. } = *args;
     let epilogue = match gelu {
         None => Some(Epilogue::None),
         Some((Gelu::Tanh, pre)) if fuses_gelu(pre, dx) => Some(Epilogue::GeluBackward { aux: pre.cuda_address() }),
@@ -134,7 +147,14 @@ pub(super) fn backward_weight(cuda: &Cuda, args: &BackwardWeight<'_>, m: usize, 
 }
 
 /// `dbias (N) (+)= sum over M of dout (M, N)`: blocks of rows first, then the blocks in order.
-fn bias_gradient(cuda: &Cuda, dout: &Tensor, dbias: &Tensor, accumulate: bool, m: usize, n: usize) -> Result<()> {
+pub(super) fn bias_gradient(
+    cuda: &Cuda,
+    dout: &Tensor,
+    dbias: &Tensor,
+    accumulate: bool,
+    m: usize,
+    n: usize,
+) -> Result<()> {
     const OP: &str = "matmul.backward_weight";
     let wide = n.is_multiple_of(8) && aligned(&[dout]) && dout.dtype() != DType::F32;
     let columns = n.div_ceil(if wide { 256 } else { 32 });
@@ -154,15 +174,27 @@ fn bias_gradient(cuda: &Cuda, dout: &Tensor, dbias: &Tensor, accumulate: bool, m
         let list = [Arg::Tensor(dout), Arg::Int(code(dout.dtype()) as i32), scratch, m, n_arg, rows];
         cuda.launch(OP, &SOURCE.kernel("column_sums", &[]), grid, 256, 0, &list)?;
     }
+    finish_sums(cuda, OP, blocks, dbias, accumulate, n)
+}
+
+/// Adds `parts` rows of `n` partial sums in the device's scratch, in order.
+pub(crate) fn finish_sums(
+    cuda: &Cuda,
+    op: &'static str,
+    parts: usize,
+    sums: &Tensor,
+    accumulate: bool,
+    n: usize,
+) -> Result<()> {
     let list = [
-        scratch,
-        Arg::Int(blocks as i32),
-        Arg::Tensor(dbias),
-        Arg::Int(code(dbias.dtype()) as i32),
+        Arg::Address(cuda.scratch()),
+        Arg::Int(parts as i32),
+        Arg::Tensor(sums),
+        Arg::Int(code(sums.dtype()) as i32),
         Arg::Int(i32::from(accumulate)),
-        n_arg,
+        Arg::Int(n as i32),
     ];
-    cuda.launch(OP, &SOURCE.kernel("finish_sums", &[]), [n.div_ceil(32), 1, 1], 256, 0, &list)
+    cuda.launch(op, &SOURCE.kernel("finish_sums", &[]), [n.div_ceil(32), 1, 1], 256, 0, &list)
 }
 
 /// `out (m, n) = alpha * sum over p of a[i, p] b[j, p]`, then bias, GELU or its derivative, and what is added to.

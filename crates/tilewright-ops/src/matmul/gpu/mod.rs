@@ -326,7 +326,7 @@ pub(super) fn forward(gpu: &Gpu, args: &Forward<'_>, m: usize, n: usize, k: usiz
 }
 
 pub(super) fn backward_input(gpu: &Gpu, args: &BackwardInput<'_>, m: usize, n: usize, k: usize) -> Result<()> {
-    let BackwardInput { dout, weight, gelu, dx, accumulate } = *args;
+    let BackwardInput { dout, weight, gelu, dx, accumulate, .. } = *args;
     let product = Product { slope: gelu, accumulate, ..Product::plain((dout, n, 1), (weight, 1, k), (dx, k)) };
     product.run(gpu, "matmul.backward_input", m, k, n)
 }
@@ -348,7 +348,7 @@ pub(super) fn backward_weight(
 }
 
 /// `dbias (N) (+)= sum over M of dout (M, N)`: blocks of rows first, then the blocks in order.
-fn bias_gradient(
+pub(super) fn bias_gradient(
     device: &Device,
     gpu: &Gpu,
     dout: &Tensor,

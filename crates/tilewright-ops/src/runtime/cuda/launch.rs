@@ -17,6 +17,13 @@ pub(crate) struct Kernel {
     pub(super) values: Values,
 }
 
+impl Kernel {
+    /// Whether it is the variant with these values.
+    pub(crate) fn is(&self, values: &[i64]) -> bool {
+        self.values[..values.len()] == *values
+    }
+}
+
 impl Source {
     /// The kernel `entry` with these values of the source's parameters.
     pub(crate) fn kernel(&'static self, entry: &'static str, values: &[i64]) -> Kernel {
@@ -84,7 +91,7 @@ impl Cuda {
         shared: usize,
         args: &[Arg<'_>],
     ) -> Result<()> {
-        self.launch_as(op, kernel, grid, threads, shared, args, false)
+        self.launch_as(op, kernel, grid, threads, shared, (&[], args), false)
     }
 
     /// The same for a kernel that may begin before what was launched in front of it has ended: it touches nothing of it before `griddepcontrol.wait`.
@@ -98,9 +105,22 @@ impl Cuda {
         args: &[Arg<'_>],
     ) -> Result<()> {
         // Before Hopper there is no such launch.
-        self.launch_as(op, kernel, grid, threads, shared, args, self.info.capability.0 >= 9)
+        self.launch_as(op, kernel, grid, threads, shared, (&[], args), self.info.capability.0 >= 9)
     }
 
+    /// The same for a kernel of 256 threads whose first parameter is a struct, given by its words.
+    pub(crate) fn launch_with(
+        &self,
+        op: &'static str,
+        kernel: &Kernel,
+        blocks: usize,
+        table: &[Arg<'_>],
+        args: &[Arg<'_>],
+    ) -> Result<()> {
+        self.launch_as(op, kernel, [blocks, 1, 1], 256, 0, (table, args), false)
+    }
+
+    /// `table`: the words of a struct that is the first parameter, or none.
     #[allow(clippy::too_many_arguments)]
     fn launch_as(
         &self,
@@ -109,7 +129,7 @@ impl Cuda {
         grid: [usize; 3],
         threads: usize,
         shared: usize,
-        args: &[Arg<'_>],
+        (table, args): (&[Arg<'_>], &[Arg<'_>]),
         early: bool,
     ) -> Result<()> {
         if grid.contains(&0) {
@@ -122,11 +142,17 @@ impl Cuda {
             // SAFETY: the function belongs to a loaded module.
             unsafe { (self.driver.function_set)(function, driver::MAX_DYNAMIC_SHARED, shared as i32) };
         }
-        let mut slots = [0u64; 40];
-        let mut pointers = [std::ptr::null_mut::<c_void>(); 40];
-        for ((slot, pointer), arg) in slots.iter_mut().zip(&mut pointers).zip(args) {
+        const MOST: usize = 160;
+        debug_assert!(table.len() + args.len() <= MOST, "{op} passes {} words", table.len() + args.len());
+        let mut slots = [0u64; MOST];
+        let mut pointers = [std::ptr::null_mut::<c_void>(); MOST];
+        for (slot, arg) in slots.iter_mut().zip(table.iter().chain(args)) {
             *slot = arg.bits();
-            *pointer = std::ptr::from_mut(slot).cast();
+        }
+        // The struct's bytes are read from the place of its first word on.
+        let starts = (0..usize::from(!table.is_empty())).chain(table.len()..table.len() + args.len());
+        for (pointer, at) in pointers.iter_mut().zip(starts) {
+            *pointer = std::ptr::from_mut(&mut slots[at]).cast();
         }
         let [x, y, z] = grid.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
         // SAFETY: the arguments are those of the kernel's declaration beside the caller; each slot holds at least as many bytes as its type,

@@ -51,7 +51,7 @@ pub(crate) const SUMS_BYTES: usize = 16 << 20;
 pub(crate) const HELD_BYTES: usize = SCRATCH_BYTES + SUMS_BYTES;
 
 /// Left free when an arena is allocated, for the driver's own needs (modules, graphs, local memory).
-const RESERVE_BYTES: usize = 256 << 20;
+pub(crate) const RESERVE_BYTES: usize = 256 << 20;
 
 /// An opened device; see the module's words.
 pub struct Cuda {

@@ -363,6 +363,8 @@ mod tests {
                 dweight: &t(&[8]),
                 dbias: Some(&bias),
                 accumulate_params: accumulate,
+                dx_sums: None,
+                again: None,
                 workspace: &workspace,
             };
             backward(device, &args).unwrap();
@@ -378,8 +380,19 @@ mod tests {
         }
         for accumulate in [false, true] {
             for gelu in [None, Some((Gelu::Tanh, &t(&[3, 8])))] {
-                backward_input(device, &BackwardInput { dout: &out, weight: &weight, gelu, dx: &x, accumulate })
-                    .unwrap();
+                backward_input(
+                    device,
+                    &BackwardInput {
+                        dout: &out,
+                        weight: &weight,
+                        gelu,
+                        dx: &x,
+                        accumulate,
+                        activation: None,
+                        dx_sums: None,
+                    },
+                )
+                .unwrap();
             }
             let args = BackwardWeight { dout: &out, x: &x, dweight: &weight, dbias: Some(&bias), accumulate };
             backward_weight(device, &args).unwrap();
@@ -415,6 +428,7 @@ mod tests {
                 lse: &lse,
                 dout: &dout,
                 dqkv: &dqkv,
+                dqkv_sums: None,
                 workspace: &workspace,
             };
             backward(device, &args).unwrap();

@@ -82,7 +82,8 @@ fn attention_at_gpt2_size_is_finite_and_its_time_known() {
             let args = attention::Forward { qkv: &qkv, heads, mask, out: &out, lse: &lse, workspace: &workspace };
             let forward = seconds(&device, || attention::forward(&device, &args).unwrap());
             let (qkv, out, lse, dout, dqkv) = (&qkv, &out, &lse, &dout, &dqkv);
-            let args = attention::Backward { qkv, heads, mask, out, lse, dout, dqkv, workspace: &workspace };
+            let args =
+                attention::Backward { qkv, heads, mask, out, lse, dout, dqkv, dqkv_sums: None, workspace: &workspace };
             let backward = seconds(&device, || attention::backward(&device, &args).unwrap());
             println!(
                 "{} attention {dtype} B=4 T=1024 12x64: forward {:.3} ms, backward {:.3} ms",
