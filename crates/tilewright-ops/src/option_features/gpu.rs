@@ -30,8 +30,12 @@ fn forward_kernel(
             let begin = usize::cast_from(starts[row]);
             let end = usize::cast_from(starts[row + 1]);
             let mut most = f32::new(-3.0e38f32);
+            let mut numbers = 1u32;
             for j in begin..end {
                 most = max(most, logits[j]);
+                if !is_number(logits[j]) {
+                    numbers = 0u32;
+                }
             }
             let mut sum = 0.0f32;
             for j in begin..end {
@@ -48,9 +52,12 @@ fn forward_kernel(
             }
             let options = f32::cast_from(max(end - begin, 2usize));
             let counts = begin < end;
-            out[to + d] = first;
-            out[to + d + 1] = first - second;
-            out[to + d + 2] = select(counts, entropy / options.ln(), 0.0f32);
+            // A driver may drop what is no number from a maximum: it is told by its bits.
+            let none = f32::reinterpret(0x7FC0_0000u32);
+            let sure = select(counts, entropy / options.ln(), 0.0f32);
+            out[to + d] = select(numbers == 1u32, first, none);
+            out[to + d + 1] = select(numbers == 1u32, first - second, none);
+            out[to + d + 2] = select(numbers == 1u32, sure, none);
             out[to + d + 3] = select(counts, options / 255.0f32, 0.0f32);
         }
     }

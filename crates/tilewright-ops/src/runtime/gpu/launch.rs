@@ -22,11 +22,6 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    /// The device's own bf16, of kernels for the matrix units.
-    pub(crate) fn native_bf16() -> ElemType {
-        ElemType::Float(FloatKind::BF16)
-    }
-
     /// Of a float type, on any device.
     pub(crate) fn of(dtype: DType) -> Self {
         match dtype {

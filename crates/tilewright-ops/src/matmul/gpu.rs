@@ -3,8 +3,6 @@
 //! A group makes 64 x 64 of the product, 16 sums a unit in registers, from slices of 16 of the sum that lie in shared memory as f32. What
 //! lies outside the matrices counts as zero and is neither read nor written.
 
-mod matrix;
-
 use tilewright_core::{DType, Result};
 
 use super::{BackwardInput, BackwardWeight, Forward};
@@ -288,9 +286,6 @@ impl<'a> Product<'a> {
             along: [a.2 == 1, b.2 == 1],
             bf16: storage.map(|s| s.bf16),
         };
-        if let Some(tile) = matrix::tile(gpu, a.0, b.0) {
-            return matrix::run(gpu, op, self, tensors, tile, epilogue, [m, n, k]);
-        }
         let [x, y, bias, pre, to] = tensors;
         // SAFETY: the caller's sizes and strides stay inside the tensors; the kernel reads and writes within the sizes only.
         unsafe {
