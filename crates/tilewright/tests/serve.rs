@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 fn program(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
-    command.args(args).env("TILEWRIGHT_THREADS", "2").env_remove("TILEWRIGHT_KEYS").env_remove("RUST_LOG");
+    command.args(args).env("TILEWRIGHT_THREADS", "1").env_remove("TILEWRIGHT_KEYS").env_remove("RUST_LOG");
     command
 }
 
