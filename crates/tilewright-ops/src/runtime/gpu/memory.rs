@@ -192,9 +192,9 @@ impl Drop for GpuBuffer {
 fn cut(starts: &[usize], bytes: usize, most: usize) -> std::result::Result<Vec<(usize, usize)>, usize> {
     let mut cuts = Vec::new();
     let mut start = 0;
-    let mut ends = starts.iter().copied().filter(|&s| s > 0).chain([bytes]).peekable();
+    let ends = starts.iter().copied().filter(|&s| s > 0).chain([bytes]);
     let mut last = 0;
-    while let Some(end) = ends.next() {
+    for end in ends {
         if end - start > most {
             if last > start {
                 cuts.push((start, last - start));
