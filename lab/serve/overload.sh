@@ -31,7 +31,8 @@ echo "capacity $capacity a second, now $five"
     sleep 1
 done) &
 watcher=$!
-load overload --rate "$five" --seconds "${OVERLOAD:-60}" --warm-up 2 --connections 256
+# Longer than a request may take, so that nobody leaves before the server has spoken.
+load overload --timeout 90 --rate "$five" --seconds "${OVERLOAD:-60}" --warm-up 2 --connections 256
 kill $watcher 2>/dev/null || true
 awk 'NR == 1 { first = $1 } { last = $1; if ($1 > most) most = $1 } END { printf "resident: %d MiB before, %d at most, %d after\n", first/1024, most/1024, last/1024 }' "$out/resident.txt"
 curl -fsS "http://127.0.0.1:$port/health"
