@@ -84,7 +84,8 @@ impl Server {
     /// A bare connection.
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect_timeout(&self.address, Duration::from_secs(10)).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        // A machine that does other things may stand still for half a minute.
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         stream.set_nodelay(true).unwrap();
         stream
     }
