@@ -158,6 +158,18 @@ fn faults_of_callers_are_4xx_in_json() {
 }
 
 #[test]
+fn a_client_in_the_midst_of_a_body_that_is_refused_still_reads_why() {
+    let server = plain();
+    let body = vec![b' '; 8 << 20];
+    for (path, status) in [("/v1/systemone", 413), ("/nothing", 404)] {
+        for _ in 0..8 {
+            // Both would fail on a reset: the write of what is not wanted, and the read of the answer.
+            assert_eq!(server.send("POST", path, &[], &body).status, status);
+        }
+    }
+}
+
+#[test]
 fn a_body_may_be_packed_and_a_bomb_is_too_large() {
     let server = plain();
     let gzip = |bytes: &[u8]| {

@@ -1,8 +1,9 @@
 //! Connections: accepted, counted, closed when they are idle too long, when another needs the place, or when the server stops.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::io::ErrorKind;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use tokio::sync::{Notify, watch};
 use tower::ServiceExt;
 
 use super::AppState;
+use super::ending::{Watched, end};
 use super::timed::Timed;
 use crate::config::Timing;
 use crate::metrics::Metrics;
@@ -166,7 +168,7 @@ pub async fn listen(
 async fn refuse(mut stream: TcpStream) {
     let write = async {
         let _ = stream.write_all(REFUSAL).await;
-        let _ = stream.shutdown().await;
+        end(&mut stream).await;
     };
     let _ = tokio::time::timeout(Duration::from_secs(1), write).await;
 }
@@ -182,38 +184,42 @@ async fn serve(
 ) {
     let _ = stream.set_nodelay(true);
     let of_service = state.clone();
+    let unread = Arc::new(AtomicBool::new(false));
+    let of_body = unread.clone();
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
         let router = router.clone();
         of_service.connections.set_idle(id, false);
         let busy = Busy(of_service.clone(), id);
-        async move {
-            let response = router.oneshot(request.map(Body::new)).await;
+        let request = request.map(|body| Body::new(Watched::new(body, of_body.clone())));
+        // Boxed, since a connection whose stream is wanted back must not be pinned.
+        Box::pin(async move {
+            let response = router.oneshot(request).await;
             drop(busy);
             response
-        }
+        })
     });
     let io = TokioIo::new(Timed::new(stream, timing.write));
-    let connection = http1::Builder::new()
+    let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(timing.header)
         .max_buf_size(HEADER_BYTES)
         .serve_connection(io, service);
-    let mut connection = std::pin::pin!(connection);
     let mut stopping = *stop.borrow();
     let mut look = tokio::time::interval(timing.idle.clamp(Duration::from_millis(20), Duration::from_secs(5)));
     loop {
         tokio::select! {
-            result = connection.as_mut() => {
-                if let Err(error) = result {
+            result = poll_fn(|cx| connection.poll_without_shutdown(cx)) => match result {
+                Ok(()) => break,
+                Err(error) => {
                     tracing::debug!(%error, "connection");
+                    return;
                 }
-                return;
-            }
+            },
             () = close.notified() => return,
             // Finishes what is under way, then closes.
             _ = stop.wait_for(|stop| *stop), if !stopping => {
                 stopping = true;
-                connection.as_mut().graceful_shutdown();
+                Pin::new(&mut connection).graceful_shutdown();
             }
             _ = look.tick() => {
                 if state.connections.idle_for(id).is_some_and(|idle| idle >= timing.idle) {
@@ -221,6 +227,15 @@ async fn serve(
                 }
             }
         }
+    }
+    let mut stream = connection.into_parts().io.into_inner();
+    if unread.load(Ordering::Relaxed) {
+        tokio::select! {
+            () = end(&mut stream) => {}
+            () = close.notified() => {}
+        }
+    } else {
+        let _ = stream.shutdown().await;
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod body;
 mod connections;
+mod ending;
 mod handlers;
 mod openapi;
 mod timed;
