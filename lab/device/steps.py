@@ -11,10 +11,10 @@ import sys
 ROUNDS, WARM, STEPS = 2, 5, 20
 
 
-def visit(program, batch, recompute, precision="bf16"):
+def visit(program, batch, recompute, precision="bf16", env=None):
     words = [program, "bench-step", "--device", "cuda", "--precision", precision, "--batch", str(batch), "--seq-len", "1024"]
     arm = subprocess.Popen(
-        words + ["--recompute", str(recompute), "--clip", "1", "--ring", "4"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        words + ["--recompute", str(recompute), "--clip", "1", "--ring", "4"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
     def ask(**request):
         arm.stdin.write(json.dumps(request) + "\n")
@@ -54,4 +54,5 @@ def main():
         json.dump({"rounds": ROUNDS, "warm": WARM, "steps": STEPS, "rows": list(rows.values())}, file, indent=1)
 
 
-main()
+if __name__ == "__main__":
+    main()

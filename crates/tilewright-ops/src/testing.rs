@@ -85,14 +85,63 @@ fn leaves_cpus_out() -> bool {
 /// The GPUs that the environment asks for, one handle a thread: `TILEWRIGHT_TEST_CUDA` NVIDIA's, `TILEWRIGHT_TEST_GPU` that through Vulkan or Metal;
 /// `1` adds one, `only` leaves the processor out. Asked for and not there is a failure, not a skip.
 pub(crate) fn gpus() -> Vec<Device> {
-    thread_local!(static GPUS: std::cell::OnceCell<Vec<Device>> = const { std::cell::OnceCell::new() });
+    thread_local!(static GPUS: std::cell::OnceCell<Held> = const { std::cell::OnceCell::new() });
     let open = || {
         let asked = |name: &str| std::env::var_os(name).is_some();
-        let cuda = asked("TILEWRIGHT_TEST_CUDA").then(|| Device::cuda(0).unwrap());
+        let cuda = asked("TILEWRIGHT_TEST_CUDA").then(Held::cuda);
         let gpu = asked("TILEWRIGHT_TEST_GPU").then(|| Device::gpu(0).unwrap());
-        cuda.into_iter().chain(gpu).collect()
+        Held(cuda.into_iter().chain(gpu).collect())
     };
-    GPUS.with(|gpus| gpus.get_or_init(open).clone())
+    GPUS.with(|gpus| gpus.get_or_init(open).0.clone())
+}
+
+/// A thread's handles. Every test has a thread of its own: a CUDA device is handed on to the next one when a thread ends, with its modules, rather than closed
+/// among the destructors of the thread, where the driver's own may have run already.
+struct Held(Vec<Device>);
+
+#[cfg(feature = "cuda")]
+mod idle {
+    use std::rc::Rc;
+    use std::sync::Mutex;
+
+    use super::{Device, Held};
+    use crate::runtime::cuda::Cuda;
+
+    /// The only handle of a device that no thread uses.
+    struct Idle(Rc<Cuda>);
+
+    // SAFETY: nobody else holds the device, and what it holds belongs to the process: each call makes the context that thread's own (`Cuda::enter`).
+    unsafe impl Send for Idle {}
+
+    static IDLE: Mutex<Vec<Idle>> = Mutex::new(Vec::new());
+
+    impl Held {
+        pub(super) fn cuda() -> Device {
+            let idle = IDLE.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
+            idle.map_or_else(|| Device::cuda(0).unwrap(), |Idle(cuda)| Device::Cuda(cuda))
+        }
+    }
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            for device in self.0.drain(..) {
+                let Device::Cuda(cuda) = device else { continue };
+                if Rc::strong_count(&cuda) == 1 && !cuda.recording() {
+                    IDLE.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(Idle(cuda));
+                } else {
+                    // Left by a test that failed in the middle: nobody may go on with it.
+                    std::mem::forget(cuda);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+impl Held {
+    fn cuda() -> Device {
+        Device::cuda(0).unwrap()
+    }
 }
 
 /// The processor as several devices: the CPU at each instruction set of this machine, with one, two and three threads at the best one.

@@ -94,8 +94,11 @@ pub(super) fn forward(cuda: &Cuda, args: &Forward<'_>, m: usize, head: usize) ->
     let matrix_units = suits_matrix_units(args, head);
     // Its large tiles pay where every key is seen.
     let all = window.is_none() && option_ids.is_none();
-    let (kernel, tile, threads, shared) = if matrix_units && all && cuda.info().capability.0 == 9 && m >= LONG * rows {
-        (HOPPER.kernel("forward", &[code(dtype), 64]), 128, 256, (128 + 3 * 2 * 64) * head * 2 + 1024)
+    let long = || cuda.info().capability.0 == 9 && m >= HOPPER.number("forward_least", LONG) * rows;
+    let (kernel, tile, threads, shared) = if matrix_units && all && long() {
+        let [queries, threads] = [("forward_queries", 128), ("forward_threads", 256)].map(|(n, v)| HOPPER.number(n, v));
+        let shared = HOPPER.number("forward_shared", (128 + 3 * 2 * 64) * head * 2 + 1024);
+        (HOPPER.kernel("forward", &[code(dtype), 64]), queries, threads, shared)
     } else if matrix_units {
         (MMA.kernel("forward", &[code(dtype), 64]), 64, 128, 4 * 64 * head * 2)
     } else {

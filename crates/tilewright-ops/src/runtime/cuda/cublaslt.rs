@@ -429,6 +429,8 @@ impl CublasLt {
 
     fn save(&self) {
         let Some(path) = &self.file else { return };
+        // Another process or thread may have searched meanwhile. What is in the file stays: the next run has the algorithms, and so the bits, of the one before.
+        self.known.borrow_mut().extend(read_known(path));
         let known = self.known.borrow();
         let mut lines: Vec<String> = known
             .iter()

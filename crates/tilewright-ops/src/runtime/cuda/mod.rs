@@ -218,6 +218,7 @@ impl Cuda {
 
     /// Waits for everything that was launched.
     pub fn synchronize(&self) -> Result<()> {
+        self.enter();
         // SAFETY: the stream lives as long as `self`.
         self.check("cuda.synchronize", "cuStreamSynchronize", unsafe { (self.driver.stream_synchronize)(self.stream) })
     }

@@ -1,6 +1,7 @@
 //! Kernels as text: what is compiled, in which variants, and the compiled images on disk.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use sha2::{Digest, Sha256};
 use tilewright_core::DType;
@@ -45,9 +46,24 @@ impl Source {
     ///
     /// `TILEWRIGHT_CUDA_SOURCES` names a folder whose `<op>/<file>.cu`, where it exists, is taken instead: to try a kernel without building.
     pub fn full_text(&self) -> String {
-        let changed = std::env::var_os("TILEWRIGHT_CUDA_SOURCES")
-            .and_then(|folder| std::fs::read_to_string(PathBuf::from(folder).join(self.name)).ok());
-        format!("{PRELUDE}\n#line 1 \"{}\"\n{}", self.name, changed.as_deref().unwrap_or(self.text))
+        self.with_prelude(self.changed().as_deref().unwrap_or(self.text))
+    }
+
+    /// A text as it is handed to the compiler.
+    pub(super) fn with_prelude(&self, text: &str) -> String {
+        format!("{PRELUDE}\n#line 1 \"{}\"\n{text}", self.name)
+    }
+
+    /// The text that takes the place of the built-in one.
+    fn changed(&self) -> Option<String> {
+        static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+        let folder = FOLDER.get_or_init(|| std::env::var_os("TILEWRIGHT_CUDA_SOURCES").map(PathBuf::from));
+        std::fs::read_to_string(folder.as_ref()?.join(self.name)).ok()
+    }
+
+    /// A number of the host's side of a launch (queries of a block, threads, bytes), which a changed text may say otherwise by a line `//@ NAME NUMBER`.
+    pub(crate) fn number(&self, name: &str, built_in: usize) -> usize {
+        self.changed().and_then(|text| said(&text, name)).unwrap_or(built_in)
     }
 
     /// The options of one variant for an architecture such as `sm_90a`.
@@ -76,6 +92,12 @@ pub fn cache_folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let base = set("TILEWRIGHT_CACHE").or_else(|| set("XDG_CACHE_HOME").map(|p| p.join("tilewright")));
     base.or_else(|| set("HOME").map(|p| p.join(".cache").join("tilewright"))).map(|p| p.join("cuda"))
+}
+
+/// The number that a text says by `//@ NAME NUMBER`.
+fn said(text: &str, name: &str) -> Option<usize> {
+    let words = text.lines().filter_map(|line| line.strip_prefix("//@ ")?.split_once(' '));
+    words.filter(|(word, _)| *word == name).find_map(|(_, number)| number.trim().parse().ok())
 }
 
 const MAGIC: &[u8; 8] = b"twcubin1";
@@ -144,6 +166,14 @@ mod tests {
         std::fs::write(&path, &bytes[..20]).unwrap();
         assert!(read(&path).is_none(), "cut short");
         std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_text_says_numbers_of_the_launch_by_name() {
+        let text = "//@ threads 416\n//@ threads_more 1\n// @ shared 7\n//@ queries many\nint x;\n";
+        assert_eq!(said(text, "threads"), Some(416));
+        assert_eq!((said(text, "shared"), said(text, "queries"), said(text, "thread")), (None, None, None));
+        assert_eq!(crate::gelu::cuda::SOURCE.number("threads", 256), 256, "a built-in text keeps the built-in number");
     }
 
     #[test]

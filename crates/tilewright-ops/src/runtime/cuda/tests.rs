@@ -91,6 +91,50 @@ fn every_kernel_compiles_without_a_gpu_and_its_resources_are_those_on_record() {
     }
 }
 
+/// Texts that may take the place of built-in ones (`lab/device/candidates.py`), in a folder a candidate: each compiles without spills for the chip it is for.
+#[test]
+fn every_candidate_compiles_without_a_gpu_and_without_spills() {
+    let Some(folder) = std::env::var_os("TILEWRIGHT_CUDA_CANDIDATES") else {
+        println!("NOT TESTED: TILEWRIGHT_CUDA_CANDIDATES names no folder of candidates");
+        return;
+    };
+    let nvrtc = Nvrtc::open().unwrap_or_else(|missing| panic!("{}: {}", missing.what, missing.reason));
+    let mut candidates: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    candidates.sort();
+    let (mut compiled, mut faults) = (0, String::new());
+    for candidate in candidates.iter().filter(|path| path.is_dir()) {
+        let before = compiled;
+        for source in SOURCES {
+            let Ok(text) = std::fs::read_to_string(candidate.join(source.name)) else { continue };
+            // Of the storage types the first and the last.
+            for values in [source.variants.first(), source.variants.last()].into_iter().flatten() {
+                let name = format!("{} {} {values:?}", candidate.display(), source.name);
+                let options = source.options("sm_90a", values);
+                let log = match nvrtc.compile(source.name, &source.with_prelude(&text), &options) {
+                    Ok(done) => done.log,
+                    Err(log) => panic!("{name}: {log}"),
+                };
+                // One whose products are serialised is not worth the device's time.
+                for line in
+                    log.lines().filter(|l| REFUSED.iter().any(|r| l.contains(r)) || l.contains("are serialized"))
+                {
+                    writeln!(faults, "{name}: {line}").unwrap();
+                }
+                for (kernel, words) in resources(&log) {
+                    println!("{name} {kernel}: {words}");
+                    if !words.ends_with("spills 0/0") {
+                        writeln!(faults, "spills: {name} {kernel}: {words}").unwrap();
+                    }
+                }
+                compiled += 1;
+            }
+        }
+        assert!(compiled > before, "{}: no file that a kernel is compiled from", candidate.display());
+    }
+    assert!(compiled > 0, "no candidate in {}", folder.display());
+    assert!(faults.is_empty(), "{faults}");
+}
+
 #[test]
 fn the_compilers_report_is_read() {
     let log = "ptxas info    : Compiling entry function 'k' for 'sm_90a'\nptxas info    : Function properties for k\n\
