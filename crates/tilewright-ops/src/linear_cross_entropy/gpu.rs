@@ -7,7 +7,7 @@ use tilewright_core::{DType, Result};
 
 use super::{Backward, Forward, ForwardBackward};
 use crate::Tensor;
-use crate::matmul::gpu::Product;
+use crate::matmul::gpu::{Product, shape};
 use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::prelude::*;
 
@@ -279,6 +279,9 @@ impl Head<'_> {
         } else {
             out.dhidden.view(&[n, d])?
         };
+        // Gradients of logits are rounded on their way to the matrix units. In f16 those of a mean over many tokens would lose digits.
+        let short = [self.weight, self.hidden].iter().all(|t| t.dtype() == DType::BF16);
+        let round = short && shape::tile(gpu.capabilities(), DType::BF16).is_some();
         for first in (0..self.vocab).step_by(most) {
             let columns = most.min(self.vocab - first);
             let tile = workspace.reinterpret(0, DType::F32, &[n, columns])?;
@@ -305,11 +308,15 @@ impl Head<'_> {
             gpu.launched(self.op, &[&tile])?;
             let weight = self.weight.slice(first * d, &[columns, d])?;
             let dweight = out.dweight.slice(first * d, &[columns, d])?;
-            let product =
-                Product { accumulate: first > 0, ..Product::plain((&tile, columns, 1), (&weight, 1, d), (&sums, d)) };
+            let product = Product {
+                accumulate: first > 0,
+                round,
+                ..Product::plain((&tile, columns, 1), (&weight, 1, d), (&sums, d))
+            };
             product.run(gpu, self.op, n, d, columns)?;
             let product = Product {
                 accumulate: out.accumulate,
+                round,
                 ..Product::plain((&tile, 1, columns), (self.hidden, 1, d), (&dweight, d))
             };
             product.run(gpu, self.op, columns, d, n)?;

@@ -37,7 +37,7 @@ pub(crate) fn kept_f16(x: f32) -> f32 {
 
 /// What bf16 keeps of an f32, in its upper half.
 #[cube]
-fn kept_bf16(x: f32) -> u32 {
+pub(crate) fn kept_bf16(x: f32) -> u32 {
     let bits = u32::reinterpret(x);
     let rounded = (bits + 0x7FFFu32 + ((bits >> 16u32) & 1u32)) >> 16u32;
     select((bits & 0x7FFF_FFFFu32) > 0x7F80_0000u32, (bits >> 16u32) | 0x40u32, rounded)

@@ -27,6 +27,8 @@ pub(crate) mod metal;
 #[cfg(test)]
 mod speed;
 #[cfg(test)]
+mod sweep;
+#[cfg(test)]
 mod tests;
 
 pub use adapters::{Adapter, Api, Kind, adapters};

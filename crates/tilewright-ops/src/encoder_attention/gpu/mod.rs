@@ -1,8 +1,12 @@
-//! Encoder attention through Vulkan and Metal: tiles as in [`crate::attention`], rows found on the device.
+//! Encoder attention through Vulkan and Metal: tiles as in [`crate::attention`], rows found on the device; on the matrix units where heads are of 16-bit
+//! elements and the device has those.
+
+mod units;
 
 use tilewright_core::Result;
 
 use super::Forward;
+use crate::attention::gpu::units::Units;
 use crate::attention::gpu::{dot, stage, tile};
 use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::prelude::*;
@@ -183,17 +187,44 @@ fn forward_kernel<E: Numeric>(
     }
 }
 
+/// Numbers of a call.
+struct Sizes {
+    queries: usize,
+    /// Rows of the pack.
+    line: usize,
+    q_width: usize,
+    kv_width: usize,
+    key_column: usize,
+    /// As an unsigned number: no two positions are farther apart than 2^32.
+    window: i32,
+    heads: usize,
+    scale: f32,
+}
+
+impl Sizes {
+    /// Each row ends with a tile of its own, whatever its length; groups behind the last tile have nothing to do.
+    fn tiles(&self, rows: usize) -> usize {
+        ((self.queries + self.line * (rows - 1)) / rows).min(self.queries)
+    }
+}
+
 pub(super) fn forward(gpu: &Gpu, args: &Forward<'_>, m: usize, head: usize) -> Result<()> {
     const OP: &str = "encoder_attention.forward";
     let Forward { q, kv, key_column, heads, row_starts, selected, window, positions, option_ids, out, .. } = *args;
     let Storage { elem, bf16 } = gpu.storage(OP, q.dtype())?;
-    let (q_width, kv_width) = (q.shape().as_matrix().1, kv.shape().as_matrix().1);
-    let (line, rows) = (row_starts.numel() - 1, tile(head));
     if m == 0 {
         return Ok(());
     }
-    // Each row ends with a tile of its own, whatever its length; groups behind the last tile have nothing to do.
-    let tiles = ((m + line * (rows - 1)) / rows).min(m);
+    let sizes = Sizes {
+        queries: m,
+        line: row_starts.numel() - 1,
+        q_width: q.shape().as_matrix().1,
+        kv_width: kv.shape().as_matrix().1,
+        key_column,
+        window: window.map_or(0, |w| u32::try_from(w).unwrap_or(u32::MAX) as i32),
+        heads,
+        scale: (1.0 / (head as f64).sqrt()) as f32,
+    };
     let given = Given {
         tokens: selected.is_some(),
         window: window.is_some(),
@@ -201,7 +232,21 @@ pub(super) fn forward(gpu: &Gpu, args: &Forward<'_>, m: usize, head: usize) -> R
         options: option_ids.is_some(),
         bf16,
     };
+    let lists = [
+        row_starts,
+        selected.as_ref().map_or(row_starts, |s| s.starts),
+        selected.as_ref().map_or(row_starts, |s| s.tokens),
+        positions.unwrap_or(row_starts),
+        option_ids.unwrap_or(row_starts),
+    ];
+    let even = [sizes.q_width, sizes.kv_width, key_column].iter().all(|width| width.is_multiple_of(8));
+    if let Some(u) = Units::of(gpu, q.dtype(), head, &[q, kv, out]).filter(|_| even) {
+        return units::forward(gpu, OP, u, &sizes, given, [q, kv, out], lists);
+    }
+    let rows = tile(head);
+    let tiles = sizes.tiles(rows);
     let arg = |t| gpu.arg(OP, t);
+    let [row_starts, query_starts, tokens, positions, option_ids] = lists;
     // SAFETY: the contract checked that rows, queries, heads and columns lie in their tensors.
     unsafe {
         forward_kernel::launch_unchecked(
@@ -211,20 +256,19 @@ pub(super) fn forward(gpu: &Gpu, args: &Forward<'_>, m: usize, head: usize) -> R
             arg(q)?,
             arg(kv)?,
             arg(row_starts)?,
-            arg(selected.as_ref().map_or(row_starts, |s| s.starts))?,
-            arg(selected.as_ref().map_or(row_starts, |s| s.tokens))?,
-            arg(positions.unwrap_or(row_starts))?,
-            arg(option_ids.unwrap_or(row_starts))?,
+            arg(query_starts)?,
+            arg(tokens)?,
+            arg(positions)?,
+            arg(option_ids)?,
             arg(out)?,
             tiles,
-            line,
-            q_width,
-            kv_width,
+            sizes.line,
+            sizes.q_width,
+            sizes.kv_width,
             key_column,
-            // As an unsigned number: no two positions are farther apart than 2^32.
-            window.map_or(0, |w| u32::try_from(w).unwrap_or(u32::MAX) as i32),
+            sizes.window,
             heads,
-            (1.0 / (head as f64).sqrt()) as f32,
+            sizes.scale,
             rows,
             head,
             given,

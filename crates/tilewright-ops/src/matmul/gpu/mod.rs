@@ -1,7 +1,13 @@
-//! Matrix products through Vulkan and Metal: one tiled kernel over operands of any strides and types, with the epilogues of the op.
+//! Matrix products through Vulkan and Metal, with the epilogues of the op: on the matrix units where factors are of 16 bits and the device
+//! multiplies those (`matrix.rs`), by a plain tiled kernel over operands of any strides and types elsewhere.
 //!
-//! A group makes 64 x 64 of the product, 16 sums a unit in registers, from slices of 16 of the sum that lie in shared memory as f32. What
-//! lies outside the matrices counts as zero and is neither read nor written.
+//! A group of the plain kernel makes 64 x 64 of the product, 16 sums a unit in registers, from slices of 16 of the sum that lie in shared memory as
+//! f32. What lies outside the matrices counts as zero and is neither read nor written.
+
+pub(crate) mod matrix;
+pub(crate) mod shape;
+#[cfg(all(test, feature = "metal"))]
+mod tests;
 
 use tilewright_core::{DType, Result};
 
@@ -10,6 +16,8 @@ use crate::gelu::Gelu;
 use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::prelude::*;
 use crate::{Device, Tensor};
+use matrix::Way;
+use shape::Blocks;
 
 /// Rows and columns of a group's tile.
 const TILE: usize = 64;
@@ -261,6 +269,18 @@ impl<'a> Product<'a> {
     }
 
     pub(crate) fn run(&self, gpu: &Gpu, op: &'static str, m: usize, n: usize, k: usize) -> Result<()> {
+        let way = Way::of(gpu, self, [m, n, k]).and_then(|way| way.choose(gpu, m, n).map(|blocks| (way, blocks)));
+        self.run_as(gpu, op, [m, n, k], way)
+    }
+
+    /// On the matrix units with these blocks, which fit, or by the plain kernel.
+    pub(crate) fn run_as(
+        &self,
+        gpu: &Gpu,
+        op: &'static str,
+        [m, n, k]: [usize; 3],
+        way: Option<(Way, Blocks)>,
+    ) -> Result<()> {
         if m * n == 0 {
             return Ok(());
         }
@@ -286,6 +306,9 @@ impl<'a> Product<'a> {
             along: [a.2 == 1, b.2 == 1],
             bf16: storage.map(|s| s.bf16),
         };
+        if let Some((way, blocks)) = way {
+            return way.run(gpu, op, blocks, tensors, epilogue, [m, n, k], out.1);
+        }
         let [x, y, bias, pre, to] = tensors;
         // SAFETY: the caller's sizes and strides stay inside the tensors; the kernel reads and writes within the sizes only.
         unsafe {

@@ -1,7 +1,11 @@
-//! Flash attention through Vulkan and Metal: a group some queries (or keys) of one head, tiles of the others through shared memory, in f32.
+//! Flash attention through Vulkan and Metal: a group some queries (or keys) of one head, tiles of the others through shared memory.
 //!
+//! Heads of 16-bit elements go to the matrix units where the device has those (`units.rs`); the kernels here compute in f32, any head size anywhere.
 //! A group has [`tile`] rows of its own and meets the other side 16 rows at a time. Scores and their gradients lie in shared memory, one a
 //! unit; what is summed over tiles (rows times head size) lies in registers, at most four elements a unit.
+
+pub(crate) mod units;
+mod units_backward;
 
 use tilewright_core::{DType, Result};
 
@@ -468,6 +472,9 @@ pub(super) fn forward(gpu: &Gpu, sizes: Sizes, args: &Forward<'_>) -> Result<()>
     if groups == 0 {
         return Ok(());
     }
+    if let Some(units) = units::Units::of(gpu, qkv.dtype(), head, &[qkv, out]) {
+        return units::forward(gpu, OP, units, [b, t, heads], [qkv, out, lse]);
+    }
     let (from, to, logs) = (gpu.arg(OP, qkv)?, gpu.arg(OP, out)?, gpu.arg(OP, lse)?);
     // SAFETY: the tensors have the sizes of the call, checked by the contract.
     unsafe {
@@ -510,6 +517,9 @@ pub(super) fn backward(gpu: &Gpu, sizes: Sizes, args: &Backward<'_>, deltas: &Te
         let (y, dy, to) = (arg(out)?, arg(dout)?, arg(deltas)?);
         deltas_kernel::launch_unchecked(gpu.client(), gpu.spread(n), units, y, dy, to, n, t, heads, head, bf16, elem);
         gpu.launched(OP, &[deltas])?;
+        if let Some(units) = units::Units::of(gpu, qkv.dtype(), head, &[qkv, dout, dqkv]) {
+            return units_backward::backward(gpu, OP, units, [b, t, heads], [qkv, dout, lse, deltas, dqkv]);
+        }
         for of_queries in [true, false] {
             let (x, dy, logs, sums, dx) = (arg(qkv)?, arg(dout)?, arg(lse)?, arg(deltas)?, arg(dqkv)?);
             let (grid, scale) = (gpu.grid(groups), scale(head));

@@ -1,0 +1,518 @@
+//! Attention on the matrix units, for factors of 16 bits: what its kernels share, and the forward pass.
+//!
+//! Each plane of a group owns a tile's rows (queries, or keys where gradients of keys are summed) as fragments, and meets tiles of the other side that
+//! lie in shared memory. A strip of scores, eight columns a unit, passes through shared memory: sums live in fragments, whose places the
+//! interface does not tell. The forward pass looks for the largest score of each row first, then adds up exponentials, so that no sum is
+//! ever scaled.
+
+use cubecl::ir::{ElemType, UIntKind};
+use tilewright_core::{DType, Result};
+
+use crate::Tensor;
+use crate::matmul::gpu::matrix::{Pack, as_packs, fragment, native, only_if, put_pack, short, words};
+use crate::matmul::gpu::shape;
+use crate::runtime::gpu::Gpu;
+use crate::runtime::gpu::prelude::*;
+
+/// Four numbers of a strip: fragments are stored by 16 bytes.
+pub(crate) type Quad = Vector<f32, Const<4>>;
+
+/// Planes of a group.
+pub(crate) const PLANES: usize = 4;
+
+/// What the kernels are specialised by.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Units {
+    pub(crate) tile: [usize; 3],
+    /// Units of a plane.
+    pub(crate) plane: usize,
+    pub(crate) head: usize,
+    pub(crate) bf16: bool,
+    /// See `matmul::gpu::matrix::Slice`.
+    pub(crate) words: bool,
+}
+
+impl Units {
+    /// For heads of this size in tensors of this type; none where the device or the size has no such kernel.
+    pub(crate) fn of(gpu: &Gpu, dtype: DType, head: usize, tensors: &[&Tensor]) -> Option<Units> {
+        if !matches!(dtype, DType::F16 | DType::BF16) {
+            return None;
+        }
+        let c = gpu.capabilities();
+        let (tile, plane) = shape::tile(c, dtype)?;
+        let units =
+            Units { tile: [tile.m, tile.n, tile.k], plane, head, bf16: dtype == DType::BF16, words: words(gpu) };
+        let [m, n, k] = units.tile;
+        let fits = (8 * plane).is_multiple_of(m * n)
+            && [1, 2, 4].contains(&units.span())
+            && head.is_multiple_of(units.width())
+            && head.is_multiple_of(k)
+            && units.others().is_multiple_of(k)
+            // Software makes hundreds of instructions of each product of fragments: one size is enough to test it.
+            && (head <= 16 || (head <= 128 && plane >= 16))
+            && PLANES * plane <= c.group
+            && units.shared_bytes() <= c.shared_bytes
+            && tensors.iter().all(|t| t.offset.is_multiple_of(16));
+        fits.then_some(units)
+    }
+
+    /// Rows of a group.
+    pub(crate) fn rows(&self) -> usize {
+        PLANES * self.tile[0]
+    }
+
+    /// Rows of the other side that are met at a time.
+    pub(crate) fn others(&self) -> usize {
+        4 * self.tile[1]
+    }
+
+    /// Tiles side by side in a strip: eight columns a unit.
+    pub(crate) fn span(&self) -> usize {
+        8 * self.plane / (self.tile[0] * self.tile[1])
+    }
+
+    /// Columns of a strip.
+    pub(crate) fn width(&self) -> usize {
+        self.span() * self.tile[1]
+    }
+
+    /// Units that share a row of a strip.
+    pub(crate) fn sharing(&self) -> usize {
+        self.width() / 8
+    }
+
+    /// Units of a group.
+    pub(crate) fn units(&self) -> usize {
+        PLANES * self.plane
+    }
+
+    /// Packs of a row of the other side in shared memory, and of a row of weights.
+    pub(crate) fn line(&self) -> usize {
+        self.head / 8 + 1
+    }
+
+    pub(crate) fn weights_line(&self) -> usize {
+        self.others() / 8 + 1
+    }
+
+    /// Floats from a row of a strip to the next: rows start in different banks, and at multiples of 16 bytes, which fragments have to.
+    pub(crate) fn strip_line(&self) -> usize {
+        self.width() + 4
+    }
+
+    /// Quads of a plane's strip.
+    pub(crate) fn strip(&self) -> usize {
+        self.tile[0] * self.strip_line() / 4
+    }
+
+    /// Vectors of shared memory for so many packs.
+    pub(crate) fn vectors(&self, packs: usize) -> usize {
+        if self.words { packs } else { packs * 2 }
+    }
+
+    /// Packs of a tile of either side.
+    pub(crate) fn tile_packs(&self) -> usize {
+        self.rows().max(self.others()) * self.line()
+    }
+
+    fn shared_bytes(&self) -> usize {
+        let packs = 2 * self.tile_packs() + self.rows() * self.weights_line();
+        (packs + PLANES * self.strip()) * 16 + 4 * (self.units() + 2 * self.others())
+    }
+
+    /// The types of a kernel: factors, and what shared memory holds.
+    pub(crate) fn elems(&self, dtype: DType) -> [ElemType; 2] {
+        let factor = native(dtype);
+        [factor, if self.words { ElemType::UInt(UIntKind::U32) } else { factor }]
+    }
+}
+
+/// Copies `rows` rows of a head into shared memory; those from `end` on become zero. `start` and `stride` count elements.
+#[cube]
+pub(crate) fn stage_rows<S: Numeric>(
+    from: &[Pack],
+    to: &mut Shared<[Vector<S, Const<4>>]>,
+    start: usize,
+    stride: usize,
+    first: usize,
+    end: usize,
+    #[comptime] rows: usize,
+    #[comptime] u: Units,
+) {
+    let unit = UNIT_POS as usize;
+    let each = comptime!(u.head / 8);
+    #[unroll]
+    for j in 0..comptime!((rows * each).div_ceil(u.units())) {
+        let v = j * comptime!(u.units()) + unit;
+        if v < comptime!(rows * each) {
+            let (row, at) = (v / each, v % each);
+            let place = min(first + row, end - 1);
+            let pack = only_if(first + row < end, from[(start + place * stride) / 8 + at]);
+            put_pack::<S>(to, row * comptime!(u.line()) + at, pack, u.words);
+        }
+    }
+}
+
+/// A plane's rows of a staged tile as left factors, one for each step over the head.
+#[cube]
+pub(crate) fn own_rows<F: Numeric, S: Numeric>(
+    memory: &Shared<[Vector<S, Const<4>>]>,
+    #[comptime] u: Units,
+) -> Sequence<cmma::Matrix<F>> {
+    let row = PLANE_POS as usize * comptime!(u.tile[0]);
+    let line = comptime!(u.line());
+    let mut xs = Sequence::<cmma::Matrix<F>>::new();
+    #[unroll]
+    for step in 0..comptime!(u.head / u.tile[2]) {
+        let at = row * line + step * comptime!(u.tile[2] / 8);
+        xs.push(fragment::<F, S>(
+            memory,
+            at,
+            line,
+            cmma::MatrixIdent::A,
+            cmma::MatrixLayout::RowMajor,
+            u.tile,
+            u.words,
+        ));
+    }
+    xs
+}
+
+/// Sums of zero: a plane's rows by the head.
+#[cube]
+pub(crate) fn no_sums(#[comptime] u: Units) -> Sequence<cmma::Matrix<f32>> {
+    let mut totals = Sequence::<cmma::Matrix<f32>>::new();
+    #[unroll]
+    for _ in 0..comptime!(u.head / u.tile[1]) {
+        totals.push(cmma::Matrix::<f32>::from_value(
+            cmma::MatrixIdent::Accumulator,
+            comptime!(u.tile[0]),
+            comptime!(u.tile[1]),
+            comptime!(u.tile[2]),
+            cmma::MatrixLayout::Undefined,
+            0.0f32,
+        ));
+    }
+    totals
+}
+
+/// Writes the products of a plane's rows and those of the other side from `column` on to its strip: see [`eight`]. The plane
+/// meets behind it.
+#[cube]
+pub(crate) fn strip<F: Numeric, S: Numeric>(
+    own: &Sequence<cmma::Matrix<F>>,
+    other: &Shared<[Vector<S, Const<4>>]>,
+    patch: &mut Shared<[Quad]>,
+    #[comptime] column: usize,
+    #[comptime] u: Units,
+) {
+    let line = comptime!(u.line());
+    let mine = PLANE_POS as usize * comptime!(u.strip());
+    #[unroll]
+    for x in 0..comptime!(u.span()) {
+        let sum = cmma::Matrix::<f32>::from_value(
+            cmma::MatrixIdent::Accumulator,
+            comptime!(u.tile[0]),
+            comptime!(u.tile[1]),
+            comptime!(u.tile[2]),
+            cmma::MatrixLayout::Undefined,
+            0.0f32,
+        );
+        #[unroll]
+        for step in 0..comptime!(u.head / u.tile[2]) {
+            let at = comptime!((column + x * u.tile[1]) * line + step * u.tile[2] / 8);
+            let y =
+                fragment::<F, S>(other, at, line, cmma::MatrixIdent::B, cmma::MatrixLayout::ColMajor, u.tile, u.words);
+            cmma::execute(own.index(step), &y, &sum, &sum);
+        }
+        let start = mine + comptime!(x * u.tile[1] / 4);
+        let stride = comptime!(u.strip_line() as u32);
+        cmma::store(&mut patch[start..start + 1], &sum, stride, cmma::MatrixLayout::RowMajor);
+    }
+    sync_plane();
+}
+
+/// Writes sums of a plane, `width` columns from tile `first` on, to its strip.
+#[cube]
+pub(crate) fn sums_to_strip(
+    totals: &Sequence<cmma::Matrix<f32>>,
+    patch: &mut Shared<[Quad]>,
+    #[comptime] first: usize,
+    #[comptime] u: Units,
+) {
+    let mine = PLANE_POS as usize * comptime!(u.strip());
+    #[unroll]
+    for x in 0..comptime!(u.span()) {
+        let start = mine + comptime!(x * u.tile[1] / 4);
+        let stride = comptime!(u.strip_line() as u32);
+        let total = totals.index(comptime!(first + x));
+        cmma::store(&mut patch[start..start + 1], total, stride, cmma::MatrixLayout::RowMajor);
+    }
+    sync_plane();
+}
+
+/// Row of a unit within its plane.
+#[cube]
+pub(crate) fn unit_row(#[comptime] u: Units) -> usize {
+    UNIT_POS_PLANE as usize / comptime!(u.sharing())
+}
+
+/// First of a unit's eight columns within a strip.
+#[cube]
+pub(crate) fn unit_column(#[comptime] u: Units) -> usize {
+    UNIT_POS_PLANE as usize % comptime!(u.sharing()) * 8
+}
+
+/// A unit's eight columns of its plane's strip.
+#[cube]
+pub(crate) fn eight(patch: &mut Shared<[Quad]>, values: &mut Array<f32>, #[comptime] u: Units) {
+    let row = PLANE_POS as usize * comptime!(u.strip()) + unit_row(u) * comptime!(u.strip_line() / 4);
+    let at = row + UNIT_POS_PLANE as usize % comptime!(u.sharing()) * 2;
+    let (low, high) = (patch[at], patch[at + 1]);
+    #[unroll]
+    for i in 0..4usize {
+        values[i] = low.extract(i);
+        values[i + 4] = high.extract(i);
+    }
+}
+
+/// Where the weights of a unit's eight columns are, in packs; `column` is the strip's first.
+#[cube]
+pub(crate) fn weights_at(#[comptime] column: usize, #[comptime] u: Units) -> usize {
+    let row = PLANE_POS as usize * comptime!(u.tile[0]) + unit_row(u);
+    row * comptime!(u.weights_line()) + comptime!(column / 8) + UNIT_POS_PLANE as usize % comptime!(u.sharing())
+}
+
+/// Eight numbers in the factors' type.
+#[cube]
+pub(crate) fn packed(values: &Array<f32>, #[comptime] bf16: bool) -> Pack {
+    let mut pack = Pack::new(0u32);
+    #[unroll]
+    for i in 0..4usize {
+        pack.insert(i, short(values[i * 2], bf16) | (short(values[i * 2 + 1], bf16) << 16u32));
+    }
+    pack
+}
+
+/// Adds the product of a plane's weights and the rows of the other side to its sums. The plane meets in front of it.
+#[cube]
+pub(crate) fn gather<F: Numeric, S: Numeric>(
+    weights: &Shared<[Vector<S, Const<4>>]>,
+    other: &Shared<[Vector<S, Const<4>>]>,
+    totals: &Sequence<cmma::Matrix<f32>>,
+    #[comptime] u: Units,
+) {
+    sync_plane();
+    let line = comptime!(u.line());
+    let row = PLANE_POS as usize * comptime!(u.tile[0] * u.weights_line());
+    #[unroll]
+    for step in 0..comptime!(u.others() / u.tile[2]) {
+        let x = fragment::<F, S>(
+            weights,
+            row + comptime!(step * u.tile[2] / 8),
+            comptime!(u.weights_line()),
+            cmma::MatrixIdent::A,
+            cmma::MatrixLayout::RowMajor,
+            u.tile,
+            u.words,
+        );
+        #[unroll]
+        for j in 0..comptime!(u.head / u.tile[1]) {
+            let at = comptime!(step * u.tile[2] * line + j * u.tile[1] / 8);
+            let y =
+                fragment::<F, S>(other, at, line, cmma::MatrixIdent::B, cmma::MatrixLayout::RowMajor, u.tile, u.words);
+            let total = totals.index(j);
+            cmma::execute(&x, &y, total, total);
+        }
+    }
+}
+
+/// The largest `value` of the units that share a row.
+#[cube]
+pub(crate) fn row_max(value: f32, shared: &mut Shared<[f32]>, #[comptime] u: Units) -> f32 {
+    let unit = UNIT_POS as usize;
+    shared[unit] = value;
+    sync_cube();
+    let mut most = value;
+    let base = unit / comptime!(u.sharing()) * comptime!(u.sharing());
+    #[unroll]
+    for i in 0..comptime!(u.sharing()) {
+        most = max(most, shared[base + i]);
+    }
+    sync_cube();
+    most
+}
+
+/// Their sum, in order.
+#[cube]
+pub(crate) fn row_sum(value: f32, shared: &mut Shared<[f32]>, #[comptime] u: Units) -> f32 {
+    let unit = UNIT_POS as usize;
+    shared[unit] = value;
+    sync_cube();
+    let mut sum = 0.0f32;
+    let base = unit / comptime!(u.sharing()) * comptime!(u.sharing());
+    #[unroll]
+    for i in 0..comptime!(u.sharing()) {
+        sum += shared[base + i];
+    }
+    sync_cube();
+    sum
+}
+
+/// Writes a plane's sums times `factor` (a unit's row has its own) to `out`: rows of `stride` elements, row 0 of the plane at element `start`, `rows` of
+/// them. Each unit writes eight elements at a time.
+#[cube]
+pub(crate) fn write_rows(
+    totals: &Sequence<cmma::Matrix<f32>>,
+    patch: &mut Shared<[Quad]>,
+    out: &mut [Pack],
+    start: usize,
+    stride: usize,
+    rows: usize,
+    factor: f32,
+    #[comptime] u: Units,
+) {
+    let row = unit_row(u);
+    #[unroll]
+    for j in 0..comptime!(u.head / u.width()) {
+        sums_to_strip(totals, patch, comptime!(j * u.span()), u);
+        let mut values = Array::<f32>::new(8usize);
+        eight(patch, &mut values, u);
+        #[unroll]
+        for i in 0..8usize {
+            values[i] = values[i] * factor;
+        }
+        if row < rows {
+            let place = start + row * stride + comptime!(j * u.width()) + unit_column(u);
+            out[place / 8] = packed(&values, u.bf16);
+        }
+        sync_plane();
+    }
+}
+
+#[cube(launch_unchecked)]
+fn units_forward_kernel<F: Numeric, S: Numeric>(
+    qkv: &[Pack],
+    out: &mut [Pack],
+    lse: &mut [f32],
+    t: usize,
+    heads: usize,
+    groups: usize,
+    scale: f32,
+    #[comptime] u: Units,
+    #[define(F, S)] _elems: [ElemType; 2],
+) {
+    let rows = comptime!(u.rows());
+    let others = comptime!(u.others());
+    let head = comptime!(u.head);
+    let mut k = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.tile_packs())));
+    let mut v = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.tile_packs())));
+    let mut weights = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.rows() * u.weights_line())));
+    let mut patch = Shared::<[Quad]>::new_slice(comptime!(PLANES * u.strip()));
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(u.units()));
+    if CUBE_POS < groups {
+        // The longest first.
+        let tiles = (t + rows - 1) / rows;
+        let lines = groups / tiles;
+        let (line, first) = (CUBE_POS % lines, (tiles - 1 - CUBE_POS / lines) * rows);
+        let (b, h) = (line / heads, line % heads);
+        let c = heads * head;
+        let start = b * t * 3 * c + h * head;
+        let down = PLANE_POS as usize * comptime!(u.tile[0]);
+        let query = first + down + unit_row(u);
+        let column = unit_column(u);
+        stage_rows::<S>(qkv, &mut k, start, 3 * c, first, t, rows, u);
+        sync_cube();
+        let own = own_rows::<F, S>(&k, u);
+        let end = min(first + rows, t);
+        let mut most = f32::new(-1.0e30f32);
+        let mut key = 0usize;
+        while key < end {
+            sync_cube();
+            stage_rows::<S>(qkv, &mut k, start + c, 3 * c, key, t, others, u);
+            sync_cube();
+            #[unroll]
+            for part in 0..comptime!(u.others() / u.width()) {
+                strip::<F, S>(&own, &k, &mut patch, comptime!(part * u.width()), u);
+                let from = key + comptime!(part * u.width()) + column;
+                let mut values = Array::<f32>::new(8usize);
+                eight(&mut patch, &mut values, u);
+                #[unroll]
+                for i in 0..8usize {
+                    let score = scale * values[i];
+                    most = select(from + i <= query, max(most, score), most);
+                }
+                sync_plane();
+            }
+            key += others;
+        }
+        let most = row_max(most, &mut shared, u);
+        let totals = no_sums(u);
+        let mut sum = 0.0f32;
+        let mut key = 0usize;
+        while key < end {
+            sync_cube();
+            stage_rows::<S>(qkv, &mut k, start + c, 3 * c, key, t, others, u);
+            stage_rows::<S>(qkv, &mut v, start + 2 * c, 3 * c, key, t, others, u);
+            sync_cube();
+            #[unroll]
+            for part in 0..comptime!(u.others() / u.width()) {
+                strip::<F, S>(&own, &k, &mut patch, comptime!(part * u.width()), u);
+                let from = key + comptime!(part * u.width()) + column;
+                let mut values = Array::<f32>::new(8usize);
+                eight(&mut patch, &mut values, u);
+                #[unroll]
+                for i in 0..8usize {
+                    let p = select(from + i <= query, (scale * values[i] - most).exp(), 0.0f32);
+                    values[i] = p;
+                    sum += p;
+                }
+                let place = weights_at(comptime!(part * u.width()), u);
+                put_pack::<S>(&mut weights, place, packed(&values, u.bf16), u.words);
+                sync_plane();
+            }
+            gather::<F, S>(&weights, &v, &totals, u);
+            key += others;
+        }
+        let sum = row_sum(sum, &mut shared, u);
+        let place = (b * t + first + down) * c + h * head;
+        let left = t - min(first + down, t);
+        write_rows(&totals, &mut patch, out, place, c, left, 1.0f32 / sum, u);
+        if column == 0 {
+            if query < t {
+                lse[line * t + query] = most + sum.ln();
+            }
+        }
+    }
+}
+
+/// See [`super::forward`]; the sizes are not zero.
+pub(super) fn forward(
+    gpu: &Gpu,
+    op: &'static str,
+    u: Units,
+    [b, t, heads]: [usize; 3],
+    [qkv, out, lse]: [&Tensor; 3],
+) -> Result<()> {
+    let groups = b * heads * t.div_ceil(u.rows());
+    let (from, to, logs) = (as_packs(gpu, op, qkv)?, as_packs(gpu, op, out)?, gpu.arg(op, lse)?);
+    let units = CubeDim::new_1d(u.units() as u32);
+    // SAFETY: the tensors have the sizes of the call, checked by the contract.
+    unsafe {
+        units_forward_kernel::launch_unchecked(
+            gpu.client(),
+            gpu.grid(groups),
+            units,
+            from,
+            to,
+            logs,
+            t,
+            heads,
+            groups,
+            super::scale(u.head),
+            u,
+            u.elems(qkv.dtype()),
+        );
+    }
+    gpu.launched(op, &[out, lse])
+}

@@ -1,0 +1,220 @@
+//! Attention's backward pass on the matrix units: gradients of queries by groups that own queries, those of keys and values by groups that own keys. Both
+//! make scores and their gradients again, strip by strip.
+
+use cubecl::ir::ElemType;
+use tilewright_core::Result;
+
+use super::units::*;
+use crate::Tensor;
+use crate::matmul::gpu::matrix::{Pack, as_packs, put_pack};
+use crate::runtime::gpu::Gpu;
+use crate::runtime::gpu::prelude::*;
+
+#[cube(launch_unchecked)]
+fn units_queries_kernel<F: Numeric, S: Numeric>(
+    qkv: &[Pack],
+    dout: &[Pack],
+    lse: &[f32],
+    deltas: &[f32],
+    dqkv: &mut [Pack],
+    t: usize,
+    heads: usize,
+    groups: usize,
+    scale: f32,
+    #[comptime] u: Units,
+    #[define(F, S)] _elems: [ElemType; 2],
+) {
+    let rows = comptime!(u.rows());
+    let others = comptime!(u.others());
+    let head = comptime!(u.head);
+    let mut k = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.tile_packs())));
+    let mut v = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.tile_packs())));
+    let mut weights = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.rows() * u.weights_line())));
+    let mut patch = Shared::<[Quad]>::new_slice(comptime!(PLANES * u.strip()));
+    if CUBE_POS < groups {
+        // The longest first.
+        let tiles = (t + rows - 1) / rows;
+        let lines = groups / tiles;
+        let (line, first) = (CUBE_POS % lines, (tiles - 1 - CUBE_POS / lines) * rows);
+        let (b, h) = (line / heads, line % heads);
+        let c = heads * head;
+        let start = b * t * 3 * c + h * head;
+        let down = PLANE_POS as usize * comptime!(u.tile[0]);
+        let query = first + down + unit_row(u);
+        let column = unit_column(u);
+        stage_rows::<S>(qkv, &mut k, start, 3 * c, first, t, rows, u);
+        stage_rows::<S>(dout, &mut v, b * t * c + h * head, c, first, t, rows, u);
+        sync_cube();
+        let q_own = own_rows::<F, S>(&k, u);
+        let d_own = own_rows::<F, S>(&v, u);
+        let own = line * t + min(query, t - 1);
+        let (log, delta) = (lse[own], deltas[own]);
+        let totals = no_sums(u);
+        let end = min(first + rows, t);
+        let mut key = 0usize;
+        while key < end {
+            sync_cube();
+            stage_rows::<S>(qkv, &mut k, start + c, 3 * c, key, t, others, u);
+            stage_rows::<S>(qkv, &mut v, start + 2 * c, 3 * c, key, t, others, u);
+            sync_cube();
+            #[unroll]
+            for part in 0..comptime!(u.others() / u.width()) {
+                let from = key + comptime!(part * u.width()) + column;
+                let mut values = Array::<f32>::new(8usize);
+                let mut slopes = Array::<f32>::new(8usize);
+                strip::<F, S>(&q_own, &k, &mut patch, comptime!(part * u.width()), u);
+                eight(&mut patch, &mut values, u);
+                sync_plane();
+                strip::<F, S>(&d_own, &v, &mut patch, comptime!(part * u.width()), u);
+                eight(&mut patch, &mut slopes, u);
+                #[unroll]
+                for i in 0..8usize {
+                    let slope = (scale * values[i] - log).exp() * (slopes[i] - delta) * scale;
+                    values[i] = select(from + i <= query, slope, 0.0f32);
+                }
+                let place = weights_at(comptime!(part * u.width()), u);
+                put_pack::<S>(&mut weights, place, packed(&values, u.bf16), u.words);
+                sync_plane();
+            }
+            gather::<F, S>(&weights, &k, &totals, u);
+            key += others;
+        }
+        let place = start + (first + down) * 3 * c;
+        write_rows(&totals, &mut patch, dqkv, place, 3 * c, t - min(first + down, t), 1.0f32, u);
+    }
+}
+
+#[cube(launch_unchecked)]
+fn units_keys_kernel<F: Numeric, S: Numeric>(
+    qkv: &[Pack],
+    dout: &[Pack],
+    lse: &[f32],
+    deltas: &[f32],
+    dqkv: &mut [Pack],
+    t: usize,
+    heads: usize,
+    groups: usize,
+    scale: f32,
+    #[comptime] u: Units,
+    #[define(F, S)] _elems: [ElemType; 2],
+) {
+    let rows = comptime!(u.rows());
+    let others = comptime!(u.others());
+    let head = comptime!(u.head);
+    let mut q = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.tile_packs())));
+    let mut d = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.tile_packs())));
+    let mut weights = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.rows() * u.weights_line())));
+    let mut patch = Shared::<[Quad]>::new_slice(comptime!(PLANES * u.strip()));
+    // Of each query of a tile.
+    let mut logs = Shared::<[f32]>::new_slice(comptime!(u.others()));
+    let mut sums = Shared::<[f32]>::new_slice(comptime!(u.others()));
+    let unit = UNIT_POS as usize;
+    if CUBE_POS < groups {
+        // Keys that most queries see come first.
+        let tiles = (t + rows - 1) / rows;
+        let lines = groups / tiles;
+        let (line, first) = (CUBE_POS % lines, CUBE_POS / lines * rows);
+        let (b, h) = (line / heads, line % heads);
+        let c = heads * head;
+        let start = b * t * 3 * c + h * head;
+        let down = PLANE_POS as usize * comptime!(u.tile[0]);
+        let key = first + down + unit_row(u);
+        let column = unit_column(u);
+        stage_rows::<S>(qkv, &mut q, start + c, 3 * c, first, t, rows, u);
+        stage_rows::<S>(qkv, &mut d, start + 2 * c, 3 * c, first, t, rows, u);
+        sync_cube();
+        let k_own = own_rows::<F, S>(&q, u);
+        let v_own = own_rows::<F, S>(&d, u);
+        let dk = no_sums(u);
+        let dv = no_sums(u);
+        let mut query = first / others * others;
+        while query < t {
+            sync_cube();
+            stage_rows::<S>(qkv, &mut q, start, 3 * c, query, t, others, u);
+            stage_rows::<S>(dout, &mut d, b * t * c + h * head, c, query, t, others, u);
+            if unit < others {
+                let own = line * t + min(query + unit, t - 1);
+                logs[unit] = lse[own];
+                sums[unit] = deltas[own];
+            }
+            sync_cube();
+            // Probabilities of the whole tile stay with their units until the gradients of the scores are there.
+            let mut weight = Array::<f32>::new(comptime!(u.others() / u.sharing()));
+            #[unroll]
+            for part in 0..comptime!(u.others() / u.width()) {
+                let from = comptime!(part * u.width()) + column;
+                let mut values = Array::<f32>::new(8usize);
+                strip::<F, S>(&k_own, &q, &mut patch, comptime!(part * u.width()), u);
+                eight(&mut patch, &mut values, u);
+                #[unroll]
+                for i in 0..8usize {
+                    let p = (scale * values[i] - logs[from + i]).exp();
+                    let place = query + from + i;
+                    let seen = place >= key && place < t;
+                    values[i] = select(seen, p, 0.0f32);
+                    weight[comptime!(part * 8) + i] = values[i];
+                }
+                let place = weights_at(comptime!(part * u.width()), u);
+                put_pack::<S>(&mut weights, place, packed(&values, u.bf16), u.words);
+                sync_plane();
+            }
+            gather::<F, S>(&weights, &d, &dv, u);
+            sync_plane();
+            #[unroll]
+            for part in 0..comptime!(u.others() / u.width()) {
+                let from = comptime!(part * u.width()) + column;
+                let mut values = Array::<f32>::new(8usize);
+                strip::<F, S>(&v_own, &d, &mut patch, comptime!(part * u.width()), u);
+                eight(&mut patch, &mut values, u);
+                #[unroll]
+                for i in 0..8usize {
+                    let slope = weight[comptime!(part * 8) + i] * (values[i] - sums[from + i]) * scale;
+                    let place = query + from + i;
+                    let seen = place >= key && place < t;
+                    values[i] = select(seen, slope, 0.0f32);
+                }
+                let place = weights_at(comptime!(part * u.width()), u);
+                put_pack::<S>(&mut weights, place, packed(&values, u.bf16), u.words);
+                sync_plane();
+            }
+            gather::<F, S>(&weights, &q, &dk, u);
+            query += others;
+        }
+        let place = start + c + (first + down) * 3 * c;
+        let left = t - min(first + down, t);
+        write_rows(&dk, &mut patch, dqkv, place, 3 * c, left, 1.0f32, u);
+        write_rows(&dv, &mut patch, dqkv, place + c, 3 * c, left, 1.0f32, u);
+    }
+}
+
+/// See [`super::backward`]; `deltas` are there, the sizes are not zero.
+pub(super) fn backward(
+    gpu: &Gpu,
+    op: &'static str,
+    u: Units,
+    [b, t, heads]: [usize; 3],
+    [qkv, dout, lse, deltas, dqkv]: [&Tensor; 5],
+) -> Result<()> {
+    let groups = b * heads * t.div_ceil(u.rows());
+    let (scale, elems) = (super::scale(u.head), u.elems(qkv.dtype()));
+    for of_queries in [true, false] {
+        let (x, dy, dx) = (as_packs(gpu, op, qkv)?, as_packs(gpu, op, dout)?, as_packs(gpu, op, dqkv)?);
+        let (logs, sums) = (gpu.arg(op, lse)?, gpu.arg(op, deltas)?);
+        let (grid, units) = (gpu.grid(groups), CubeDim::new_1d(u.units() as u32));
+        let client = gpu.client();
+        // SAFETY: the tensors have the sizes of the call, checked by the contract.
+        unsafe {
+            if of_queries {
+                units_queries_kernel::launch_unchecked(
+                    client, grid, units, x, dy, logs, sums, dx, t, heads, groups, scale, u, elems,
+                );
+            } else {
+                units_keys_kernel::launch_unchecked(
+                    client, grid, units, x, dy, logs, sums, dx, t, heads, groups, scale, u, elems,
+                );
+            }
+        }
+        gpu.launched(op, &[dqkv])?;
+    }
+    Ok(())
+}

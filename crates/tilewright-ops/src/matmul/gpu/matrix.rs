@@ -1,0 +1,542 @@
+//! Matrix products on the matrix units: 16-bit factors, f32 sums.
+//!
+//! A group's slices of both factors lie in shared memory as they lie in memory: rows along the sum, or lines of the sum along the rows. Each unit copies
+//! 16 bytes at a time, the next slice's while this one is multiplied. Each plane holds its part of the sums in fragments; a tile at a time they
+//! pass through shared memory to meet the epilogue.
+
+use cubecl::ir::{ElemType, FloatKind, UIntKind};
+use tilewright_core::{DType, Result};
+
+use super::shape::{self, Blocks};
+use super::{Epilogue, Product, finish};
+use crate::Tensor;
+use crate::runtime::gpu::prelude::*;
+use crate::runtime::gpu::{Gpu, MatrixTile};
+
+/// Eight elements of 16 bits.
+pub(crate) type Pack = Vector<u32, Const<4>>;
+
+/// How an operand is read.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Source {
+    /// 16-bit elements, eight at a time.
+    Packs,
+    /// 16-bit elements one by one: lines do not start at multiples of 16 bytes.
+    Ones,
+    /// f32, rounded on the way; eight at a time.
+    WidePacks,
+    /// f32, rounded on the way, one by one.
+    WideOnes,
+}
+
+/// An operand's slices.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Slice {
+    pub(crate) source: Source,
+    /// Lines are rows of the product and run along the sum; else the other way round.
+    pub(crate) along: bool,
+    /// Elements may lie beyond the end of the sum, and count as zero.
+    pub(crate) tail: bool,
+    /// Packs of a line, with and without what stands behind it.
+    pub(crate) line: [usize; 2],
+    /// Packs that a unit copies, and units of a group.
+    pub(crate) share: [usize; 2],
+    /// Factors are bf16, not f16.
+    pub(crate) bf16: bool,
+    /// Shared memory holds words, not elements of the factors' type: fragments are read 16 bytes at a time then. Metal wants elements.
+    pub(crate) words: bool,
+}
+
+/// What a kernel is specialised by, beside its epilogue.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Shape {
+    blocks: Blocks,
+    tile: [usize; 3],
+    plane: usize,
+    slices: [Slice; 2],
+}
+
+/// What a factor keeps of an f32, in 16 bits.
+#[cube]
+pub(crate) fn short(x: f32, #[comptime] bf16: bool) -> u32 {
+    if comptime![bf16] { kept_bf16(x) } else { u32::cast_from(u16::reinterpret(half::f16::cast_from(kept_f16(x)))) }
+}
+
+/// Element `at` of a line, or zero.
+#[cube]
+fn element<A: Numeric>(ones: &[A], start: usize, at: usize, length: usize, #[comptime] s: Slice) -> u32 {
+    let x = ones[start + min(at, length - 1)];
+    let bits =
+        if comptime![s.source == Source::WideOnes] { short(f32::cast_from(x), s.bf16) } else { u32::cast_from(x) };
+    if comptime![s.along && s.tail] { select(at < length, bits, 0u32) } else { bits }
+}
+
+/// Two f32 in the factors' type.
+#[cube]
+fn pair(low: u32, high: u32, #[comptime] bf16: bool) -> u32 {
+    short(f32::reinterpret(low), bf16) | (short(f32::reinterpret(high), bf16) << 16u32)
+}
+
+/// Pack `q` of a line.
+#[cube]
+fn eight<A: Numeric>(
+    packs: &[Pack],
+    ones: &[A],
+    line: usize,
+    ld: usize,
+    q: usize,
+    length: usize,
+    #[comptime] s: Slice,
+) -> Pack {
+    if comptime![s.source == Source::Packs] {
+        packs[line * (ld / 8) + q]
+    } else if comptime![s.source == Source::WidePacks] {
+        let at = line * (ld / 4) + q * 2;
+        let (x, y) = (packs[at], packs[at + 1]);
+        let mut pack = Pack::new(0u32);
+        pack.insert(0usize, pair(x.extract(0usize), x.extract(1usize), s.bf16));
+        pack.insert(1usize, pair(x.extract(2usize), x.extract(3usize), s.bf16));
+        pack.insert(2usize, pair(y.extract(0usize), y.extract(1usize), s.bf16));
+        pack.insert(3usize, pair(y.extract(2usize), y.extract(3usize), s.bf16));
+        pack
+    } else {
+        let mut pack = Pack::new(0u32);
+        #[unroll]
+        for i in 0..4usize {
+            let low = element::<A>(ones, line * ld, q * 8 + 2 * i, length, s);
+            let high = element::<A>(ones, line * ld, q * 8 + 2 * i + 1, length, s);
+            pack.insert(i, low | (high << 16u32));
+        }
+        pack
+    }
+}
+
+/// `pack`, or zeros.
+#[cube]
+pub(crate) fn only_if(alive: bool, pack: Pack) -> Pack {
+    let mut kept = Pack::new(0u32);
+    #[unroll]
+    for i in 0..4usize {
+        kept.insert(i, select(alive, pack.extract(i), 0u32));
+    }
+    kept
+}
+
+/// Reads a unit's share of the slice of rows from `row0` on and of terms from `first` on. Rows beyond the last are the last one again: their sums go nowhere.
+#[cube]
+fn fetch<A: Numeric>(
+    packs: &[Pack],
+    ones: &[A],
+    share: &mut Array<Pack>,
+    row0: usize,
+    first: usize,
+    rows: usize,
+    k: usize,
+    ld: usize,
+    #[comptime] s: Slice,
+) {
+    let unit = UNIT_POS as usize;
+    let even = comptime!(matches!(s.source, Source::Packs | Source::WidePacks));
+    #[unroll]
+    for j in 0..comptime!(s.share[0]) {
+        let v = j * comptime!(s.share[1]) + unit;
+        let (line, at) = (v / comptime!(s.line[0]), v % comptime!(s.line[0]));
+        if comptime![s.along] {
+            let (row, q) = (min(row0 + line, rows - 1), first / 8 + at);
+            if comptime![even && s.tail] {
+                share[j] = only_if(q * 8 < k, eight::<A>(packs, ones, row, ld, min(q, k / 8 - 1), k, s));
+            } else {
+                share[j] = eight::<A>(packs, ones, row, ld, q, k, s);
+            }
+        } else {
+            let p = first + line;
+            let mut q = row0 / 8 + at;
+            if comptime![even] {
+                q = min(q, rows / 8 - 1);
+            }
+            if comptime![s.tail] {
+                share[j] = only_if(p < k, eight::<A>(packs, ones, min(p, k - 1), ld, q, rows, s));
+            } else {
+                share[j] = eight::<A>(packs, ones, p, ld, q, rows, s);
+            }
+        }
+    }
+}
+
+/// Writes a unit's share of a slice that starts at pack `base` of shared memory.
+#[cube]
+fn put<S: Numeric>(memory: &mut Shared<[Vector<S, Const<4>>]>, base: usize, share: &Array<Pack>, #[comptime] s: Slice) {
+    let unit = UNIT_POS as usize;
+    #[unroll]
+    for j in 0..comptime!(s.share[0]) {
+        let v = j * comptime!(s.share[1]) + unit;
+        let at = base + v / comptime!(s.line[0]) * comptime!(s.line[1]) + v % comptime!(s.line[0]);
+        put_pack::<S>(memory, at, share[j], s.words);
+    }
+}
+
+/// Writes eight elements at pack `at`.
+#[cube]
+pub(crate) fn put_pack<S: Numeric>(
+    memory: &mut Shared<[Vector<S, Const<4>>]>,
+    at: usize,
+    pack: Pack,
+    #[comptime] words: bool,
+) {
+    if comptime![words] {
+        memory[at] = Vector::<S, Const<4>>::cast_from(pack);
+    } else {
+        let mut low = Vector::<u32, Const<2>>::new(pack.extract(0usize));
+        low.insert(1usize, pack.extract(1usize));
+        let mut high = Vector::<u32, Const<2>>::new(pack.extract(2usize));
+        high.insert(1usize, pack.extract(3usize));
+        memory[at * 2] = Vector::<S, Const<4>>::reinterpret(low);
+        memory[at * 2 + 1] = Vector::<S, Const<4>>::reinterpret(high);
+    }
+}
+
+/// A fragment of a factor at pack `at` of shared memory, in lines of `line` packs.
+#[cube]
+pub(crate) fn fragment<F: Numeric, S: Numeric>(
+    memory: &Shared<[Vector<S, Const<4>>]>,
+    at: usize,
+    #[comptime] line: usize,
+    #[comptime] ident: cmma::MatrixIdent,
+    #[comptime] layout: cmma::MatrixLayout,
+    #[comptime] tile: [usize; 3],
+    #[comptime] words: bool,
+) -> cmma::Matrix<F> {
+    let tm = comptime!(tile[0]);
+    let tn = comptime!(tile[1]);
+    let tk = comptime!(tile[2]);
+    // SAFETY: loaded before any use.
+    let mut x = unsafe { cmma::Matrix::<F>::uninitialized(ident, tm, tn, tk, layout) };
+    // The library counts a stride in scalars of what memory holds.
+    let start = if comptime![words] { at } else { at * 2 };
+    let stride = comptime!((if words { line * 4 } else { line * 8 }) as u32);
+    cmma::load(&mut x, &memory[start..start + 1], stride);
+    x
+}
+
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+fn matrix_kernel<F: Numeric, S: Numeric, A: Numeric, B: Numeric, C: Numeric, P: Numeric, O: Numeric>(
+    a: &[Pack],
+    a_ones: &[A],
+    b: &[Pack],
+    b_ones: &[B],
+    bias: &[C],
+    pre: &mut [P],
+    out: &mut [O],
+    m: usize,
+    n: usize,
+    k: usize,
+    a_ld: usize,
+    b_ld: usize,
+    ld: usize,
+    #[comptime] e: Epilogue,
+    #[comptime] s: Shape,
+    #[define(F, S, A, B, C, P, O)] _elems: [ElemType; 7],
+) {
+    let tm = comptime!(s.tile[0]);
+    let tn = comptime!(s.tile[1]);
+    let tk = comptime!(s.tile[2]);
+    let bm = comptime!(s.blocks.group[0]);
+    let bn = comptime!(s.blocks.group[1]);
+    let bk = comptime!(s.blocks.group[2]);
+    let wm = comptime!(s.blocks.plane[0]);
+    let wn = comptime!(s.blocks.plane[1]);
+    let fm = comptime!(wm / tm);
+    let fnn = comptime!(wn / tn);
+    let sa = comptime!(s.slices[0]);
+    let sb = comptime!(s.slices[1]);
+    let packs_a = comptime!(s.packs(0));
+    let packs_b = comptime!(s.packs(1));
+    let stage = comptime!(packs_a + packs_b);
+    let spread = comptime!(if sa.words { 1usize } else { 2usize });
+    let mut memory = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(stage * s.blocks.stages * spread));
+    // Fragments start at multiples of 16 bytes.
+    let mut patch = Shared::<[f32]>::new_aligned_slice(comptime!(s.blocks.planes() * tm * tn), 16usize);
+    let own = PLANE_POS as usize;
+    let across = comptime!(bn / wn);
+    let (down, right) = (own / across * wm, own % across * wn);
+    // A band of rows of groups after the other, each column by column.
+    let (tall, wide) = ((m + bm - 1) / bm, (n + bn - 1) / bn);
+    let band = comptime!(s.blocks.band);
+    let top = CUBE_POS / (band * wide) * band;
+    let height = min(tall - min(top, tall), band);
+    let within = CUBE_POS % (band * wide);
+    if within < height * wide {
+        let row0 = (top + within % height) * bm;
+        let col0 = within / height * bn;
+        let mut totals = Sequence::<cmma::Matrix<f32>>::new();
+        #[unroll]
+        for _ in 0..comptime!(fm * fnn) {
+            totals.push(cmma::Matrix::<f32>::from_value(
+                cmma::MatrixIdent::Accumulator,
+                tm,
+                tn,
+                tk,
+                cmma::MatrixLayout::Undefined,
+                0.0f32,
+            ));
+        }
+        let slices = (k + bk - 1) / bk;
+        let last = (slices - 1) * bk;
+        let mut share_a = Array::<Pack>::new(comptime!(sa.share[0]));
+        let mut share_b = Array::<Pack>::new(comptime!(sb.share[0]));
+        fetch::<A>(a, a_ones, &mut share_a, row0, 0usize, m, k, a_ld, sa);
+        fetch::<B>(b, b_ones, &mut share_b, col0, 0usize, n, k, b_ld, sb);
+        if comptime![s.blocks.stages == 2] {
+            put::<S>(&mut memory, 0usize, &share_a, sa);
+            put::<S>(&mut memory, packs_a, &share_b, sb);
+            for slice in 0..slices {
+                // Behind this barrier the slice is there, and all have done with the one that lay where the next will.
+                let next = min((slice + 1) * bk, last);
+                fetch::<A>(a, a_ones, &mut share_a, row0, next, m, k, a_ld, sa);
+                fetch::<B>(b, b_ones, &mut share_b, col0, next, n, k, b_ld, sb);
+                sync_cube();
+                multiply::<F, S>(&memory, slice % 2 * stage, &totals, down, right, s);
+                let to = (slice + 1) % 2 * stage;
+                put::<S>(&mut memory, to, &share_a, sa);
+                put::<S>(&mut memory, to + packs_a, &share_b, sb);
+            }
+        } else {
+            for slice in 0..slices {
+                put::<S>(&mut memory, 0usize, &share_a, sa);
+                put::<S>(&mut memory, packs_a, &share_b, sb);
+                sync_cube();
+                let next = min((slice + 1) * bk, last);
+                fetch::<A>(a, a_ones, &mut share_a, row0, next, m, k, a_ld, sa);
+                fetch::<B>(b, b_ones, &mut share_b, col0, next, n, k, b_ld, sb);
+                multiply::<F, S>(&memory, 0usize, &totals, down, right, s);
+                sync_cube();
+            }
+        }
+        let lane = UNIT_POS_PLANE as usize;
+        let mine = own * comptime!(tm * tn);
+        #[unroll]
+        for i in 0..fm {
+            #[unroll]
+            for j in 0..fnn {
+                let total = totals.index(comptime!(i * fnn + j));
+                cmma::store(&mut patch[mine..mine + 1], total, comptime!(tn as u32), cmma::MatrixLayout::RowMajor);
+                sync_plane();
+                #[unroll]
+                for x in 0..comptime!(tm * tn / s.plane) {
+                    let at = x * comptime!(s.plane) + lane;
+                    let row = row0 + down + i * tm + at / tn;
+                    let column = col0 + right + j * tn + at % tn;
+                    if row < m {
+                        if column < n {
+                            finish::<C, P, O>(patch[mine + at], column, row * ld + column, bias, pre, out, e);
+                        }
+                    }
+                }
+                sync_plane();
+            }
+        }
+    }
+}
+
+/// Adds the product of the slices at pack `base` to a plane's sums.
+#[cube]
+fn multiply<F: Numeric, S: Numeric>(
+    memory: &Shared<[Vector<S, Const<4>>]>,
+    base: usize,
+    totals: &Sequence<cmma::Matrix<f32>>,
+    down: usize,
+    right: usize,
+    #[comptime] s: Shape,
+) {
+    let sa = comptime!(s.slices[0]);
+    let sb = comptime!(s.slices[1]);
+    let line_a = comptime!(sa.line[1]);
+    let line_b = comptime!(sb.line[1]);
+    let packs_a = comptime!(s.packs(0));
+    let fm = comptime!(s.blocks.plane[0] / s.tile[0]);
+    let fnn = comptime!(s.blocks.plane[1] / s.tile[1]);
+    let layout_a = comptime!(if sa.along { cmma::MatrixLayout::RowMajor } else { cmma::MatrixLayout::ColMajor });
+    let layout_b = comptime!(if sb.along { cmma::MatrixLayout::ColMajor } else { cmma::MatrixLayout::RowMajor });
+    #[unroll]
+    for step in 0..comptime!(s.blocks.group[2] / s.tile[2]) {
+        let p = step * comptime!(s.tile[2]);
+        let mut xs = Sequence::<cmma::Matrix<F>>::new();
+        #[unroll]
+        for i in 0..fm {
+            let r = down + i * comptime!(s.tile[0]);
+            let at = if comptime![sa.along] { r * line_a + p / 8 } else { p * line_a + r / 8 };
+            xs.push(fragment::<F, S>(memory, base + at, line_a, cmma::MatrixIdent::A, layout_a, s.tile, sa.words));
+        }
+        #[unroll]
+        for j in 0..fnn {
+            let r = right + j * comptime!(s.tile[1]);
+            let at = packs_a + if comptime![sb.along] { r * line_b + p / 8 } else { p * line_b + r / 8 };
+            let y = fragment::<F, S>(memory, base + at, line_b, cmma::MatrixIdent::B, layout_b, s.tile, sb.words);
+            #[unroll]
+            for i in 0..fm {
+                let total = totals.index(comptime!(i * fnn + j));
+                cmma::execute(xs.index(i), &y, total, total);
+            }
+        }
+    }
+}
+
+impl Shape {
+    /// Packs of an operand's slice.
+    fn packs(&self, operand: usize) -> usize {
+        self.blocks.lines(operand, self.slices[operand].along)[0] * self.slices[operand].line[1]
+    }
+}
+
+/// A tensor as packs of 16 bytes.
+pub(crate) fn as_packs(gpu: &Gpu, op: &'static str, t: &Tensor) -> Result<BufferArg> {
+    let packs = t.bytes() / 16;
+    Ok(match gpu.arg(op, t)? {
+        // SAFETY: no longer than the tensor.
+        BufferArg::Handle { handle } => unsafe { BufferArg::from_raw_parts_binding(handle.handle, packs) },
+        alias => alias,
+    })
+}
+
+/// A type of the matrix units.
+pub(crate) fn native(dtype: DType) -> ElemType {
+    ElemType::Float(if dtype == DType::BF16 { FloatKind::BF16 } else { FloatKind::F16 })
+}
+
+/// Whether shared memory holds words.
+pub(crate) fn words(gpu: &Gpu) -> bool {
+    gpu.capabilities().compiler.contains("spirv")
+}
+
+/// How an operand of `lines` lines of `length` elements is read for factors of a type; none where it cannot be.
+fn source(t: &Tensor, ld: usize, length: usize, factors: DType, round: bool) -> Option<Source> {
+    let wide = match t.dtype() {
+        dtype if dtype == factors => false,
+        DType::F32 if round => true,
+        _ => return None,
+    };
+    let even = t.offset.is_multiple_of(16) && ld.is_multiple_of(8) && length.is_multiple_of(8);
+    Some(match (wide, even) {
+        (false, true) => Source::Packs,
+        (false, false) => Source::Ones,
+        (true, true) => Source::WidePacks,
+        (true, false) => Source::WideOnes,
+    })
+}
+
+/// What a product can have on the matrix units of a device.
+#[derive(Clone, Copy)]
+pub(crate) struct Way {
+    tile: MatrixTile,
+    plane: usize,
+    factors: DType,
+    sources: [Source; 2],
+    along: [bool; 2],
+    ld: [usize; 2],
+    /// Of shared memory, see [`Slice::words`].
+    pub(crate) words: bool,
+}
+
+impl Way {
+    /// None where a factor is not of 16 bits, strides are none of the kernel's, or the device has no such units.
+    pub(crate) fn of(gpu: &Gpu, product: &Product<'_>, [m, n, k]: [usize; 3]) -> Option<Way> {
+        let factors = product.b.0.dtype();
+        if !matches!(factors, DType::F16 | DType::BF16) || k == 0 {
+            return None;
+        }
+        let (tile, plane) = shape::tile(gpu.capabilities(), factors)?;
+        let operand = |(t, row, sum): (&Tensor, usize, usize), rows, round| {
+            let (along, ld, length) = match (row, sum) {
+                (ld, 1) => (true, ld, k),
+                (1, ld) => (false, ld, rows),
+                _ => return None,
+            };
+            Some((source(t, ld, length, factors, round)?, along, ld))
+        };
+        let a = operand(product.a, m, product.round)?;
+        let b = operand(product.b, n, false)?;
+        let (sources, along, ld) = ([a.0, b.0], [a.1, b.1], [a.2, b.2]);
+        Some(Way { tile, plane, factors, sources, along, ld, words: words(gpu) })
+    }
+
+    /// The table's blocks for a product.
+    pub(crate) fn choose(&self, gpu: &Gpu, m: usize, n: usize) -> Option<Blocks> {
+        shape::choose(gpu.capabilities(), &self.tile, self.plane, self.along, [m, n])
+    }
+
+    /// Whether these blocks run.
+    #[cfg(test)]
+    pub(crate) fn fits(&self, gpu: &Gpu, blocks: &Blocks) -> bool {
+        blocks.fits(gpu.capabilities(), &self.tile, self.plane, self.along)
+    }
+
+    /// `blocks` fit.
+    pub(crate) fn run(
+        &self,
+        gpu: &Gpu,
+        op: &'static str,
+        blocks: Blocks,
+        tensors: [&Tensor; 5],
+        epilogue: Epilogue,
+        [m, n, k]: [usize; 3],
+        ld: usize,
+    ) -> Result<()> {
+        let units = blocks.planes() * self.plane;
+        let words = self.words;
+        let slice = |operand: usize| {
+            let along = self.along[operand];
+            let [lines, length] = blocks.lines(operand, along);
+            Slice {
+                source: self.sources[operand],
+                along,
+                tail: !k.is_multiple_of(blocks.group[2]),
+                line: [length / 8, (length + blocks.pad) / 8],
+                share: [lines * length / 8 / units, units],
+                bf16: self.factors == DType::BF16,
+                words,
+            }
+        };
+        let shape = Shape {
+            blocks,
+            tile: [self.tile.m, self.tile.n, self.tile.k],
+            plane: self.plane,
+            slices: [slice(0), slice(1)],
+        };
+        let [x, y, bias, pre, to] = tensors;
+        let one = |operand: usize| match self.sources[operand] {
+            Source::Packs | Source::Ones => ElemType::UInt(UIntKind::U16),
+            Source::WidePacks | Source::WideOnes => ElemType::Float(FloatKind::F32),
+        };
+        let stored = |t: &Tensor| Storage::of(t.dtype()).elem;
+        let factor = native(self.factors);
+        let shared = if words { ElemType::UInt(UIntKind::U32) } else { factor };
+        let elems = [factor, shared, one(0), one(1), stored(bias), stored(pre), stored(to)];
+        let (tall, wide) = (m.div_ceil(blocks.group[0]), n.div_ceil(blocks.group[1]));
+        // SAFETY: the caller's sizes and strides stay inside the tensors; the kernel reads and writes within the sizes only.
+        unsafe {
+            matrix_kernel::launch_unchecked(
+                gpu.client(),
+                gpu.grid(tall * wide),
+                CubeDim::new_1d(units as u32),
+                as_packs(gpu, op, x)?,
+                gpu.arg(op, x)?,
+                as_packs(gpu, op, y)?,
+                gpu.arg(op, y)?,
+                gpu.arg(op, bias)?,
+                gpu.arg(op, pre)?,
+                gpu.arg(op, to)?,
+                m,
+                n,
+                k,
+                self.ld[0],
+                self.ld[1],
+                ld,
+                epilogue,
+                shape,
+                elems,
+            );
+        }
+        gpu.launched(op, &[to])
+    }
+}

@@ -1,0 +1,188 @@
+//! Sizes of the kernel for the matrix units: which there are, which fit a device, which a product gets.
+
+use crate::DType;
+use crate::runtime::gpu::{Capabilities, MatrixTile};
+
+/// How a group divides its part of a product. All of it is part of a kernel's identity.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Blocks {
+    /// Rows and columns of a group, and the terms of the sum that it takes at a time.
+    pub(crate) group: [usize; 3],
+    /// Rows and columns of a plane.
+    pub(crate) plane: [usize; 2],
+    /// Slices of the sum in shared memory: with two, the next is written while this one is multiplied.
+    pub(crate) stages: usize,
+    /// Elements behind each line of a slice, so that lines start in different banks.
+    pub(crate) pad: usize,
+    /// Rows of groups that are walked together, column by column: what runs at one time shares lines of both factors.
+    pub(crate) band: usize,
+}
+
+impl Blocks {
+    pub(crate) const fn new(group: [usize; 3], plane: [usize; 2], stages: usize) -> Self {
+        Blocks { group, plane, stages, pad: 8, band: 8 }
+    }
+
+    /// Planes of a group.
+    pub(crate) fn planes(&self) -> usize {
+        (self.group[0] / self.plane[0]) * (self.group[1] / self.plane[1])
+    }
+
+    /// Lines and elements a line of an operand's slice; `rows` are those of the product.
+    pub(crate) fn lines(&self, operand: usize, along: bool) -> [usize; 2] {
+        let (rows, depth) = (self.group[operand], self.group[2]);
+        if along { [rows, depth] } else { [depth, rows] }
+    }
+
+    /// Bytes of shared memory: the slices, and a tile of sums for each plane.
+    pub(crate) fn shared_bytes(&self, tile: &MatrixTile, along: [bool; 2]) -> usize {
+        let slice = |operand: usize| {
+            let [lines, length] = self.lines(operand, along[operand]);
+            lines * (length + self.pad) * 2
+        };
+        self.stages * (slice(0) + slice(1)) + self.planes() * tile.m * tile.n * 4
+    }
+
+    /// Whether a device with this tile and planes of `plane` units runs it.
+    pub(crate) fn fits(&self, c: &Capabilities, tile: &MatrixTile, plane: usize, along: [bool; 2]) -> bool {
+        let [m, n, k] = self.group;
+        let units = self.planes() * plane;
+        let parts = [(m, self.plane[0]), (n, self.plane[1]), (self.plane[0], tile.m), (self.plane[1], tile.n)];
+        parts.iter().chain(&[(k, tile.k), (m * k, 8 * units), (n * k, 8 * units)]).all(|(a, b)| a.is_multiple_of(*b))
+            && [m, n, k, self.pad, tile.m, tile.n, tile.k].iter().all(|x| x.is_multiple_of(8))
+            && (tile.m * tile.n).is_multiple_of(plane)
+            && units <= c.group
+            && self.shared_bytes(tile, along) <= c.shared_bytes
+    }
+}
+
+/// A tile of the matrix units and the size of a plane, for factors of one type.
+pub(crate) fn tile(c: &Capabilities, factors: DType) -> Option<(MatrixTile, usize)> {
+    let [least, most] = c.subgroup;
+    // The kernels read 16-bit elements as integers too.
+    if least != most || !c.bf16 || (factors == DType::BF16 && !c.bf16_native) {
+        return None;
+    }
+    let fits = |t: &&MatrixTile| t.factors == factors && [t.m, t.n, t.k].iter().all(|x| [8, 16].contains(x));
+    c.tiles.iter().filter(fits).max_by_key(|t| (t.m * t.n * t.k, t.m)).map(|t| (*t, most))
+}
+
+/// From the largest to the smallest, for a tile and a plane.
+pub(crate) fn table(tile: &MatrixTile, plane: usize) -> Vec<Blocks> {
+    if [tile.m, tile.n, tile.k] == [16; 3] && plane == 32 {
+        return vec![
+            Blocks::new([128, 128, 32], [64, 64], 2),
+            Blocks::new([128, 64, 32], [64, 32], 2),
+            Blocks::new([64, 64, 64], [32, 32], 2),
+            Blocks::new([64, 32, 64], [32, 16], 2),
+            Blocks::new([64, 16, 128], [16, 16], 1),
+        ];
+    }
+    // 32 sums a unit at most where a plane has 32 units and a tile 8 x 8.
+    let edge = |side: usize| if plane >= 32 { 32usize.max(side) } else { 2 * side };
+    let [rows, columns] = [edge(tile.m), edge(tile.n)];
+    vec![
+        Blocks::new([2 * rows, 2 * columns, 32], [rows, columns], 1),
+        Blocks::new([2 * tile.m, 2 * tile.n, 64], [tile.m, tile.n], 1),
+    ]
+}
+
+/// Groups below which smaller ones are taken: what a large GPU runs at one time.
+const ENOUGH: usize = 128;
+
+/// The blocks for a product, if any of the table's fit.
+pub(crate) fn choose(
+    c: &Capabilities,
+    tile: &MatrixTile,
+    plane: usize,
+    along: [bool; 2],
+    [m, n]: [usize; 2],
+) -> Option<Blocks> {
+    let all: Vec<_> = table(tile, plane).into_iter().filter(|b| b.fits(c, tile, plane, along)).collect();
+    let groups = |b: &Blocks| m.div_ceil(b.group[0]) * n.div_ceil(b.group[1]);
+    all.iter().find(|b| groups(b) >= ENOUGH).or(all.last()).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(side: usize, plane: usize, shared_bytes: usize, group: usize) -> (Capabilities, MatrixTile) {
+        let tile = MatrixTile { factors: DType::F16, m: side, n: side, k: side };
+        let c = Capabilities {
+            compiler: "wgpu<spirv>",
+            subgroup: [plane; 2],
+            f16: true,
+            bf16: true,
+            bf16_native: false,
+            tiles: vec![tile, MatrixTile { factors: DType::BF16, ..tile }],
+            shared_bytes,
+            group,
+            groups: [65_535; 3],
+            bindings: 30,
+            buffer_bytes: 1 << 30,
+            alignment: 1,
+            memory_bytes: None,
+        };
+        (c, tile)
+    }
+
+    const ALONG: [[bool; 2]; 3] = [[true, true], [true, false], [false, false]];
+
+    #[test]
+    fn every_block_of_the_table_fits_what_it_is_for_in_all_three_forms() {
+        // An NVIDIA GPU through Vulkan, an Apple GPU, software, an AMD GPU.
+        for (side, plane, shared, group) in
+            [(16, 32, 48 << 10, 1024), (8, 32, 32 << 10, 1024), (8, 8, 32 << 10, 1024), (16, 64, 64 << 10, 1024)]
+        {
+            let (c, tile) = device(side, plane, shared, group);
+            for blocks in table(&tile, plane) {
+                for along in ALONG {
+                    assert!(blocks.fits(&c, &tile, plane, along), "{side} {plane} {blocks:?} {along:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_apple_gpu_keeps_at_most_32_sums_a_unit() {
+        let (_, tile) = device(8, 32, 32 << 10, 1024);
+        for blocks in table(&tile, 32) {
+            assert!(blocks.plane[0] * blocks.plane[1] / 32 <= 32, "{blocks:?}");
+        }
+    }
+
+    #[test]
+    fn few_groups_are_made_more_by_smaller_blocks() {
+        let (c, tile) = device(16, 32, 48 << 10, 1024);
+        let size = |m, n| choose(&c, &tile, 32, [true, true], [m, n]).unwrap().group;
+        assert_eq!(size(8192, 8192), [128, 128, 32]);
+        assert_eq!(size(4096, 768), [128, 128, 32]);
+        assert!(size(64, 1024)[1] == 16, "{:?}", size(64, 1024));
+        assert!(size(768, 768)[0] <= 64, "{:?}", size(768, 768));
+    }
+
+    #[test]
+    fn blocks_that_do_not_divide_or_do_not_fit_are_refused() {
+        let (c, tile) = device(16, 32, 48 << 10, 1024);
+        let fits = |b: Blocks| b.fits(&c, &tile, 32, [true, true]);
+        let good = Blocks::new([128, 128, 32], [64, 64], 2);
+        assert!(fits(good));
+        assert!(!fits(Blocks { group: [128, 128, 64], ..good }), "shared memory");
+        assert!(!fits(Blocks { group: [128, 96, 32], ..good }), "planes");
+        assert!(!fits(Blocks { plane: [24, 64], ..good }), "fragments");
+        assert!(!fits(Blocks { pad: 4, ..good }), "lines that do not start at multiples of 16 bytes");
+        assert!(!fits(Blocks { plane: [16, 16], ..good }), "units of a group");
+    }
+
+    #[test]
+    fn devices_without_planes_of_one_size_or_without_the_type_have_no_tile() {
+        let (c, tile) = device(16, 32, 48 << 10, 1024);
+        assert_eq!(super::tile(&c, DType::F16), Some((tile, 32)));
+        assert_eq!(super::tile(&c, DType::BF16), None);
+        assert_eq!(super::tile(&c, DType::F32), None);
+        assert_eq!(super::tile(&Capabilities { subgroup: [8, 32], ..c.clone() }, DType::F16), None);
+        let native = Capabilities { bf16_native: true, ..c };
+        assert_eq!(super::tile(&native, DType::BF16).unwrap().0.factors, DType::BF16);
+    }
+}

@@ -1,0 +1,286 @@
+//! One run that says which blocks a GPU's products should have: every variant right first, then timed, one line each.
+//!
+//! `cargo test -p tilewright-ops --features vulkan --lib -- --nocapture sweep`, with `TILEWRIGHT_TEST_GPU` naming the device. What the time does not
+//! suffice for is named at the end. On software there is no time to measure, so the variants are only held to be right.
+
+use std::time::{Duration, Instant};
+
+use super::Gpu;
+use crate::matmul::gpu::Product;
+use crate::matmul::gpu::matrix::Way;
+use crate::matmul::gpu::shape::{self, Blocks};
+use crate::testing::{Random, gpus, is_portable, is_software};
+use crate::{DType, Device, Tensor};
+
+/// Time for all of it.
+const TIME: Duration = Duration::from_secs(85);
+
+/// The three products of a linear layer of `n` outputs and `k` inputs over `m` rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Form {
+    Forward,
+    Input,
+    Weight,
+}
+
+/// A product's tensors on a device.
+struct Layer {
+    form: Form,
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    /// Rows, columns and terms of the product.
+    size: [usize; 3],
+}
+
+impl Layer {
+    /// `size` is that of the product; elements start `shift` elements behind an aligned place.
+    fn new(device: &Device, form: Form, [a, b, out]: [DType; 3], size: [usize; 3], shift: usize) -> Self {
+        let [m, n, k] = size;
+        let mut rng = Random::new(7);
+        // No two rows are alike: the pattern's length is prime.
+        let pattern: Vec<f32> = (0..65_537).map(|_| rng.normal(0.5)).collect();
+        let filled = |dtype, count: usize, from: usize| {
+            let whole = Tensor::zeros(device, dtype, &[count + shift]).unwrap();
+            let t = whole.slice(shift, &[count]).unwrap();
+            let values: Vec<f32> = (0..count).map(|i| pattern[(i + from) % pattern.len()]).collect();
+            t.write_f32(&values).unwrap();
+            t
+        };
+        Layer {
+            form,
+            a: filled(a, m * k, 0),
+            b: filled(b, n * k, 33_333),
+            out: Tensor::zeros(device, out, &[m, n]).unwrap(),
+            size,
+        }
+    }
+
+    fn product(&self) -> Product<'_> {
+        let [m, n, k] = self.size;
+        let (a, b) = match self.form {
+            Form::Forward => ((&self.a, k, 1), (&self.b, k, 1)),
+            Form::Input => ((&self.a, k, 1), (&self.b, 1, n)),
+            Form::Weight => ((&self.a, 1, m), (&self.b, 1, n)),
+        };
+        Product { round: true, ..Product::plain(a, b, (&self.out, n)) }
+    }
+
+    fn run(&self, gpu: &Gpu, way: Option<(Way, Blocks)>) {
+        self.product().run_as(gpu, "sweep", self.size, way).unwrap();
+    }
+
+    /// Some of the result, from its start, its middle and its end.
+    fn some(&self) -> Vec<f32> {
+        let [m, n, _] = self.size;
+        let count = (m * n).min(4096);
+        let starts = [0, (m * n - count) / 2, m * n - count];
+        starts.iter().flat_map(|&at| self.out.slice(at, &[count]).unwrap().read_f32().unwrap()).collect()
+    }
+
+    /// Whether what was computed is what the plain kernel computes, within rounding.
+    fn agrees(&self, want: &[f32]) -> Result<(), String> {
+        let bound = 0.02 * (self.size[2] as f32).sqrt().max(1.0) * 0.25;
+        match self.some().iter().zip(want).position(|(x, y)| !((x - y).abs() <= bound + 0.01 * y.abs())) {
+            None => Ok(()),
+            Some(at) => Err(format!("element {at}: {} for {}", self.some()[at], want[at])),
+        }
+    }
+
+    /// Seconds of a call, the best of some.
+    fn seconds(&self, device: &Device, gpu: &Gpu, way: Option<(Way, Blocks)>) -> f64 {
+        let mut best = f64::INFINITY;
+        for _ in 0..4 {
+            let start = Instant::now();
+            for _ in 0..8 {
+                self.run(gpu, way);
+            }
+            device.synchronize().unwrap();
+            best = best.min(start.elapsed().as_secs_f64() / 8.0);
+        }
+        best
+    }
+}
+
+/// What is tried at 8192^3. What is not the first of its line differs from it in one thing.
+fn large() -> Vec<Blocks> {
+    let first = Blocks::new([128, 128, 32], [64, 64], 2);
+    let mut all = vec![
+        first,
+        Blocks::new([128, 128, 32], [64, 64], 1),
+        Blocks::new([128, 128, 64], [64, 64], 1),
+        Blocks::new([128, 128, 16], [64, 64], 2),
+        Blocks::new([128, 128, 32], [64, 32], 2),
+        Blocks::new([128, 128, 32], [32, 64], 2),
+        Blocks::new([128, 128, 64], [64, 32], 1),
+        Blocks::new([128, 128, 32], [32, 32], 2),
+    ];
+    for stages in [1, 2] {
+        let depth = 32 / stages;
+        all.extend([
+            Blocks::new([256, 128, depth], [64, 64], stages),
+            Blocks::new([128, 256, depth], [64, 64], stages),
+            Blocks::new([256, 128, depth], [128, 32], stages),
+            Blocks::new([256, 256, depth], [64, 64], stages),
+        ]);
+    }
+    all.extend([
+        Blocks::new([192, 128, 32], [96, 64], 1),
+        Blocks::new([128, 192, 32], [64, 96], 1),
+        Blocks::new([128, 256, 32], [64, 128], 1),
+        Blocks::new([64, 128, 32], [32, 64], 2),
+        Blocks::new([64, 64, 64], [32, 32], 2),
+        Blocks { pad: 0, ..first },
+        Blocks { pad: 16, ..first },
+        Blocks { band: 1, ..first },
+        Blocks { band: 4, ..first },
+        Blocks { band: 16, ..first },
+    ]);
+    all
+}
+
+/// What is tried where there are fewer groups than a large GPU runs at one time.
+fn small() -> Vec<Blocks> {
+    let mut all = vec![
+        Blocks::new([128, 128, 32], [64, 64], 2),
+        Blocks::new([128, 64, 32], [64, 32], 2),
+        Blocks::new([64, 128, 32], [32, 64], 2),
+        Blocks::new([64, 64, 64], [32, 32], 2),
+        Blocks::new([64, 64, 64], [32, 32], 1),
+        Blocks::new([64, 64, 128], [32, 32], 1),
+        Blocks::new([64, 32, 64], [32, 16], 2),
+        Blocks::new([64, 32, 128], [32, 16], 1),
+        Blocks::new([64, 16, 128], [16, 16], 1),
+        Blocks::new([32, 32, 128], [16, 16], 1),
+        Blocks::new([32, 64, 128], [16, 32], 1),
+    ];
+    all.push(Blocks { band: 32, ..all[0] });
+    all
+}
+
+/// What products get, and on software a small one for each number of stages beside it.
+fn few(gpu: &Gpu) -> Vec<Blocks> {
+    let Some((tile, plane)) = shape::tile(gpu.capabilities(), DType::F16) else { return Vec::new() };
+    let mut all = shape::table(&tile, plane);
+    if plane < 32 {
+        all.extend([1, 2].map(|stages| Blocks::new([32, 16, 64], [16, 8], stages)));
+        all.push(Blocks { pad: 0, band: 1, ..Blocks::new([16, 32, 32], [8, 16], 2) });
+    }
+    all
+}
+
+/// What a variant is called in a line of the output.
+fn name(b: &Blocks) -> String {
+    let [m, n, k] = b.group;
+    let [p, q] = b.plane;
+    format!("{m}x{n}x{k} plane {p}x{q} stages {} pad {} band {}", b.stages, b.pad, b.band)
+}
+
+struct Sweep {
+    device: Device,
+    started: Instant,
+    skipped: Vec<String>,
+    wrong: Vec<String>,
+    timed: bool,
+}
+
+impl Sweep {
+    fn gpu(&self) -> &Gpu {
+        match &self.device {
+            Device::Gpu(gpu) => gpu,
+            _ => unreachable!("filtered"),
+        }
+    }
+
+    /// Tries every variant that fits, the plain kernel first; the fastest comes back.
+    fn layer(&mut self, what: &str, layer: &Layer, variants: &[Blocks]) -> Option<Blocks> {
+        let [m, n, k] = layer.size;
+        let Some(way) = Way::of(self.gpu(), &layer.product(), layer.size) else {
+            println!("{what}: not for the matrix units of {}", self.device.name());
+            return None;
+        };
+        layer.run(self.gpu(), None);
+        let want = layer.some();
+        let mut best: Option<(f64, Blocks)> = None;
+        for blocks in variants {
+            if !way.fits(self.gpu(), blocks) {
+                continue;
+            }
+            let called = format!("{what} {:?} {m}x{n}x{k} {}", layer.form, name(blocks));
+            if self.started.elapsed() > TIME {
+                self.skipped.push(called);
+                continue;
+            }
+            let way = Some((way, *blocks));
+            layer.out.zero();
+            layer.run(self.gpu(), way);
+            if let Err(error) = layer.agrees(&want) {
+                println!("WRONG {called}: {error}");
+                self.wrong.push(called);
+                continue;
+            }
+            if self.timed {
+                let took = layer.seconds(&self.device, self.gpu(), way);
+                let rate = 2.0 * (m * n * k) as f64 / took / 1e12;
+                println!("SWEEP {called}: {:.4} ms {rate:.1} TFLOP/s", took * 1e3);
+                if best.is_none_or(|(least, _)| took < least) {
+                    best = Some((took, *blocks));
+                }
+            }
+        }
+        if let Some((took, blocks)) = best {
+            let rate = 2.0 * (m * n * k) as f64 / took / 1e12;
+            println!("BEST {what} {:?} {m}x{n}x{k}: {rate:.1} TFLOP/s with {}", layer.form, name(&blocks));
+        }
+        best.map(|(_, blocks)| blocks)
+    }
+}
+
+#[test]
+fn sweep_of_variants_of_the_product() {
+    for device in gpus().into_iter().filter(|d| is_portable(d)) {
+        let timed = !is_software(&device);
+        let mut sweep =
+            Sweep { device: device.clone(), started: Instant::now(), skipped: Vec::new(), wrong: Vec::new(), timed };
+        let (f16, bf16, f32) = (DType::F16, DType::BF16, DType::F32);
+        // Remainders of everything, elements that are aligned and elements that are not.
+        for (form, size, shift) in [
+            (Form::Forward, [200, 136, 328], 0),
+            (Form::Input, [136, 200, 104], 0),
+            (Form::Weight, [72, 136, 200], 0),
+            (Form::Forward, [65, 67, 69], 1),
+        ] {
+            let layer = Layer::new(&device, form, [f16, f16, f32], size, shift);
+            sweep.layer("remainders", &layer, &few(sweep.gpu()));
+        }
+        if timed {
+            let side = [8192; 3];
+            let square = Layer::new(&device, Form::Forward, [bf16; 3], side, 0);
+            let best = sweep.layer("bf16", &square, &large());
+            // Why an earlier kernel was slow: elements one by one, and fragments read by eight bytes.
+            let (Some(best), Some(way)) = (best, Way::of(sweep.gpu(), &square.product(), side)) else { continue };
+            let mut halves = way;
+            halves.words = false;
+            let took = square.seconds(&device, sweep.gpu(), Some((halves, best)));
+            println!("SWEEP bf16 8192^3 with fragments of 8 bytes: {:.4} ms", took * 1e3);
+            drop(square);
+            for form in [Form::Input, Form::Weight] {
+                let all = [best, Blocks::new([128, 128, 32], [64, 64], 2), Blocks::new([256, 128, 32], [64, 64], 1)];
+                sweep.layer("bf16", &Layer::new(&device, form, [bf16; 3], side, 0), &all);
+            }
+            sweep.layer("f16", &Layer::new(&device, Form::Forward, [f16; 3], side, 0), &[best]);
+            sweep.layer("bf16 odd start", &Layer::new(&device, Form::Forward, [bf16; 3], [2048; 3], 1), &[best]);
+            for (n, k) in [(768, 768), (3072, 768), (768, 3072)] {
+                sweep.layer("bf16", &Layer::new(&device, Form::Forward, [bf16; 3], [4096, n, k], 0), &small());
+                sweep.layer("bf16", &Layer::new(&device, Form::Input, [bf16; 3], [4096, k, n], 0), &small());
+                sweep.layer("bf16", &Layer::new(&device, Form::Weight, [bf16; 3], [n, k, 4096], 0), &small());
+            }
+            for (n, k) in [(3072, 1024), (1024, 1024), (5248, 1024), (1024, 2624)] {
+                let layer = Layer::new(&device, Form::Forward, [f32, f16, f32], [64, n, k], 0);
+                sweep.layer("f16 of f32", &layer, &small());
+            }
+        }
+        println!("{} s; not tried for want of time: {:?}", sweep.started.elapsed().as_secs(), sweep.skipped);
+        assert!(sweep.wrong.is_empty(), "{:?}", sweep.wrong);
+    }
+}
