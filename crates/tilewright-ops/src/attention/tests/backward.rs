@@ -51,3 +51,11 @@ fn head_sizes_off_every_register_width() {
 fn lengths_around_the_block_sizes() {
     check_on_all([63, 64, 65, 127, 128, 129, 191, 193, 257].map(|t| sizes(1, 1, t, 24)), DType::F32);
 }
+
+#[test]
+fn tiles_of_16_bit_rows_meet_at_their_edges() {
+    // Tiles of the matrix units have 32 or 64 rows; software has such kernels for small heads.
+    for dtype in [DType::F16, DType::BF16] {
+        check_on_all([31, 32, 33, 63, 65, 100, 129].map(|t| sizes(2, 1, t, 16)), dtype);
+    }
+}
