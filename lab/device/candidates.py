@@ -48,7 +48,6 @@ def long_rows(groups, keys, stages, overlap, turns, together, registers, polynom
 
 def halves():
     before = swap(ops("linear/cuda/gated.cu"), "HOPPER(gated)", "HOPPER(gated_before)")
-    before = swap(before, "void gated(const", "void gated(const")
     return {"linear/gated.cu": ops("runtime/cuda/tiles.cuh") + before + piece("halves.cu")}
 
 

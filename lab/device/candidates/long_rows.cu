@@ -106,12 +106,12 @@ TW_FORCE void weights_of(u32 (&p)[KEYS / 16][4], const float (&s)[PARTS][4]) {
     }
 }
 
-// 2^x by multiply-adds, to 1e-4: far below what 16 bits keep of a weight. Smallest result 2^-126, which no sum notices.
+// 2^x by multiply-adds, to 1e-4: far below what 16 bits keep of a weight. Smallest result 2^-126, which no sum notices; what is not a number stays so.
 TW_FORCE float exp2_polynomial(float x) {
-    x = fmaxf(x, -126.0f);
+    x = x < -126.0f ? -126.0f : x;
     float shifted = x + 12582912.0f, f = x - (shifted - 12582912.0f);
     float y = fmaf(fmaf(fmaf(0.0551716685f, f, 0.2426111400f), f, 0.6932609677f), f, 0.9999280572f);
-    return __int_as_float(__float_as_int(y) + (__float_as_int(shifted) << 23));
+    return y * __int_as_float((__float_as_int(shifted) << 23) + 0x3f800000);
 }
 
 // Scores to exponentials relative to the new maximum; `fade` brings what was summed before to it.

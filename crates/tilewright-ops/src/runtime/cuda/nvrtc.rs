@@ -74,7 +74,10 @@ impl Nvrtc {
         let f = &self.functions;
         let c = |s: &str| CString::new(s).map_err(|_| format!("{name}: a NUL byte in the text or an option"));
         let (name_c, text_c) = (c(name)?, c(text)?);
-        let options = options.iter().map(|o| c(o)).collect::<Result<Vec<_>, _>>()?;
+        // From 13 on the compiler keeps a cache of its own through tables of the driver that are not documented, from whichever threads compile. Ours
+        // (`source.rs`) is the only one needed.
+        let without_cache = (self.version.0 >= 13).then_some("--no-cache");
+        let options = options.iter().map(String::as_str).chain(without_cache).map(c).collect::<Result<Vec<_>, _>>()?;
         let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
         let mut program: Program = std::ptr::null_mut();
         // SAFETY: all strings and arrays outlive the calls; the program is destroyed on every path.

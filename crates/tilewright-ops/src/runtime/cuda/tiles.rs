@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use tilewright_core::{DType, Error, Result};
 
 use super::driver::Address;
-use super::{Arg, Cuda, Kernel};
+use super::{Arg, Cuda, Kernel, library};
 
 /// The text that a kernel over tiles starts with.
 macro_rules! tiles {
@@ -45,20 +45,17 @@ type Encode = unsafe extern "C" fn(
 #[repr(C, align(64))]
 pub(crate) struct TensorMap([u64; 16]);
 
-/// The driver's function; drivers before 525.60 have none.
+/// The driver's function; drivers before 525.60 have none. Looked for where the driver itself is.
 fn encode() -> Option<Encode> {
     static FOUND: OnceLock<Option<Encode>> = OnceLock::new();
     *FOUND.get_or_init(|| {
-        let names = if cfg!(windows) { ["nvcuda.dll"; 2] } else { ["libcuda.so.1", "libcuda.so"] };
-        names.into_iter().find_map(|name| {
-            // SAFETY: the driver is loaded already, this counts one more user; the symbol has the documented signature. Never closed.
-            unsafe {
-                let library = libloading::Library::new(name).ok()?;
-                let encode = *library.get::<Encode>(b"cuTensorMapEncodeTiled\0").ok()?;
-                std::mem::forget(library);
-                Some(encode)
-            }
-        })
+        let driver = library::open(&library::DRIVER).ok()?.library;
+        // SAFETY: the symbol has the documented signature; the driver is loaded already, this counts one more user. Never closed.
+        unsafe {
+            let encode = *driver.get::<Encode>(b"cuTensorMapEncodeTiled\0").ok()?;
+            std::mem::forget(driver);
+            Some(encode)
+        }
     })
 }
 
