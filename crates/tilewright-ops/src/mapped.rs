@@ -1,5 +1,7 @@
 //! Files in memory: weights that are used where they lie on disk.
 
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -9,19 +11,52 @@ use tilewright_core::{DType, Error, Result};
 /// A whole file, mapped read-only. [`crate::Tensor::mapped`] makes tensors of parts of it, which keep it mapped.
 ///
 /// The file must not be changed while it is mapped: the system shows the change to the reader, and a file that was cut ends the program.
-/// Writers that make a new file and rename it do no harm, since the mapping keeps the old one.
+/// Writers that make a new file and rename it do no harm, since the mapping keeps the old one. Who cannot rely on that copies by [`MappedFile::read`], which
+/// survives a cut.
 pub struct MappedFile {
     map: Mmap,
+    file: File,
     path: PathBuf,
 }
 
 impl MappedFile {
     /// Maps a file; an empty one too.
     pub fn open(path: &Path) -> Result<Rc<Self>> {
-        let file = std::fs::File::open(path).map_err(Error::io("open", path))?;
+        let file = File::open(path).map_err(Error::io("open", path))?;
         // SAFETY: the type's words pass on to the caller that nobody changes the file meanwhile.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", path))?;
-        Ok(Rc::new(MappedFile { map, path: path.to_owned() }))
+        Ok(Rc::new(MappedFile { map, file, path: path.to_owned() }))
+    }
+
+    /// Reads the bytes from `offset` on into `out`, by the system's call and not through the mapping.
+    ///
+    /// # Errors
+    /// A file that has been cut since it was opened, or that cannot be read.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        let mut file = &self.file;
+        let result = file.seek(SeekFrom::Start(offset as u64)).and_then(|_| file.read_exact(out));
+        result.map_err(|e| match e.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                let what = format!("the file ends before byte {}", offset + out.len());
+                Error::format(
+                    &self.path,
+                    offset as u64,
+                    what,
+                    "the file was cut while it was read; load it when it is complete",
+                )
+            }
+            _ => Error::io("read", &self.path)(e),
+        })
+    }
+
+    /// Bytes of the file when it was opened.
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Whether it was empty then.
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
     }
 
     /// The bytes of the file. Those never looked at are never read from disk.
@@ -127,6 +162,21 @@ mod tests {
         assert!(
             file.bytes() == bytes && t.read_f32().unwrap().iter().zip(&before).all(|(a, b)| a.to_bits() == b.to_bits())
         );
+    }
+
+    #[test]
+    fn a_file_that_was_cut_is_an_error_when_it_is_read_and_not_the_end_of_the_program() {
+        let path = std::env::temp_dir().join(format!("tilewright-mapped-{}-cut", std::process::id()));
+        std::fs::write(&path, [7; 10_000]).unwrap();
+        let file = MappedFile::open(&path).unwrap();
+        let mut out = [0; 5_000];
+        file.read(4_000, &mut out).unwrap();
+        assert_eq!(out, [7; 5_000]);
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4_500).unwrap();
+        let error = file.read(4_000, &mut out).unwrap_err().to_string();
+        assert!(error.contains("ends before byte 9000") && error.contains("cut"), "{error}");
+        assert_eq!(file.len(), 10_000, "what it was");
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

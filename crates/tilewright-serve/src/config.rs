@@ -52,6 +52,8 @@ pub struct Config {
     pub audit: Option<PathBuf>,
     /// Whether logs may hold states and questions.
     pub log_text: bool,
+    /// Where spans of requests are sent: a collector's address for traces (OTLP over HTTP). Needs the feature `otel`.
+    pub otlp: Option<String>,
     /// Large choices.
     pub tournament: Option<Tournament>,
 }
@@ -66,6 +68,7 @@ impl Default for Config {
             keys: None,
             audit: None,
             log_text: false,
+            otlp: None,
             tournament: Some(Tournament::default()),
         }
     }

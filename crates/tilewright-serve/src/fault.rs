@@ -46,6 +46,13 @@ pub enum Fault {
     RateLimited(Duration),
     /// All places are taken, or the server is about to stop.
     Busy(String),
+    /// It could not have been answered in its time.
+    NoTime {
+        /// Why, in numbers.
+        message: String,
+        /// When it may be.
+        retry: Duration,
+    },
     /// The time of the request has passed.
     Deadline,
     /// The body did not come in time.
@@ -83,7 +90,9 @@ impl Fault {
             Fault::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Fault::Unauthenticated => StatusCode::UNAUTHORIZED,
             Fault::RateLimited(_) => StatusCode::TOO_MANY_REQUESTS,
-            Fault::Busy(_) | Fault::Deadline | Fault::Cancelled => StatusCode::SERVICE_UNAVAILABLE,
+            Fault::Busy(_) | Fault::NoTime { .. } | Fault::Deadline | Fault::Cancelled => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Fault::SlowBody => StatusCode::REQUEST_TIMEOUT,
             Fault::BrokenBody => StatusCode::BAD_REQUEST,
             Fault::Encoding(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -100,7 +109,7 @@ impl Fault {
             Fault::TooLarge(_) => "request_too_large",
             Fault::Unauthenticated => "authentication_error",
             Fault::RateLimited(_) => "rate_limit_error",
-            Fault::Busy(_) => "overloaded_error",
+            Fault::Busy(_) | Fault::NoTime { .. } => "overloaded_error",
             Fault::Deadline => "timeout_error",
             Fault::SlowBody => "body_timeout_error",
             Fault::BrokenBody => "incomplete_body_error",
@@ -117,6 +126,7 @@ impl Fault {
         match self {
             Fault::Invalid { details, .. } => details.iter().map(|d| d.msg.as_str()).collect::<Vec<_>>().join("; "),
             Fault::TooLarge(what) | Fault::Busy(what) | Fault::Encoding(what) => what.clone(),
+            Fault::NoTime { message, .. } => message.clone(),
             Fault::Unauthenticated => "invalid or missing bearer token".into(),
             Fault::RateLimited(_) => "this key has sent more requests than it may; try again later".into(),
             Fault::Deadline => "the request was not answered in its time; try again later".into(),
@@ -147,7 +157,9 @@ impl Fault {
         let mut response = json_response(self.status(dialect), &self.body(dialect));
         let headers = response.headers_mut();
         let retry = match self {
-            Fault::RateLimited(wait) => Some(wait.as_secs_f64().ceil().max(1.0) as u64),
+            Fault::RateLimited(wait) | Fault::NoTime { retry: wait, .. } => {
+                Some(wait.as_secs_f64().ceil().max(1.0) as u64)
+            }
             Fault::Busy(_) | Fault::Deadline => Some(1),
             _ => None,
         };
@@ -206,9 +218,11 @@ mod tests {
 
     #[test]
     fn who_should_come_back_is_told_when() {
-        for (fault, seconds) in
-            [(Fault::Busy(String::new()), "1"), (Fault::RateLimited(Duration::from_millis(2400)), "3")]
-        {
+        for (fault, seconds) in [
+            (Fault::Busy(String::new()), "1"),
+            (Fault::RateLimited(Duration::from_millis(2400)), "3"),
+            (Fault::NoTime { message: String::new(), retry: Duration::from_millis(7100) }, "8"),
+        ] {
             assert_eq!(fault.response(Dialect::Jev).headers()["retry-after"], seconds);
         }
         assert_eq!(Fault::Method("POST").response(Dialect::Jev).headers()["allow"], "POST");

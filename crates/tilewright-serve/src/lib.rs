@@ -9,6 +9,7 @@
 //! | [`engine`] | rows of many requests through one device, a pack at a time |
 //! | [`mcp`], [`playground`] | the tools for language models, the page for people |
 //! | [`auth`], [`audit`], [`metrics`] | keys, records, counts |
+//! | [`telemetry`] | spans for a collector, with the feature `otel` |
 //!
 //! A request's way: connection, key, body, [`wire::parse`], a place, a thread that prepares rows ([`tilewright_decide::Agent`] around an
 //! [`engine::Remote`]), the queue, a pack on the device, answers on the thread, the envelope. Dropping the future of [`service::Service::call`] at any point
@@ -27,6 +28,7 @@ pub mod models;
 pub mod playground;
 pub mod run;
 pub mod service;
+pub mod telemetry;
 pub mod wire;
 
 pub use config::{Config, Dialect, Limits, Timing, Tournament};

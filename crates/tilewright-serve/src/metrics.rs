@@ -83,6 +83,8 @@ pub struct Metrics {
     pub tokens: Counter,
     /// Passes dropped because nobody waited for them any more.
     pub abandoned: Counter,
+    /// Requests refused because they would not have been answered in their time.
+    pub late: Counter,
     /// Checkpoints loaded.
     pub loads: Counter,
     /// Checkpoints loaded anew because their files changed or somebody asked.
@@ -112,6 +114,7 @@ impl Default for Metrics {
             rows: Counter::default(),
             tokens: Counter::default(),
             abandoned: Counter::default(),
+            late: Counter::default(),
             loads: Counter::default(),
             reloads: Counter::default(),
             load_failures: Counter::default(),
@@ -154,6 +157,7 @@ impl Metrics {
             ("rows_total", "Rows scored.", &self.rows),
             ("tokens_total", "Tokens scored.", &self.tokens),
             ("abandoned_total", "Passes dropped because nobody waited for them.", &self.abandoned),
+            ("late_total", "Requests refused because they would not have been answered in their time.", &self.late),
             ("model_loads_total", "Checkpoints loaded.", &self.loads),
             ("model_reloads_total", "Checkpoints loaded anew.", &self.reloads),
             ("model_load_failures_total", "Checkpoints that did not load.", &self.load_failures),

@@ -20,6 +20,7 @@ use crate::http::{AppState, listen, router};
 use crate::metrics::Metrics;
 use crate::models::{Keeping, ModelSource, Models};
 use crate::service::Service;
+use crate::telemetry::Telemetry;
 
 /// A server that is bound to its address and accepts when it is run.
 pub struct Server {
@@ -45,12 +46,13 @@ impl Server {
         let models = Arc::new(Models::new(engine.clone(), metrics.clone(), sources, keeping)?);
         let auth = Auth::new(config.keys.as_deref(), std::env::var(KEYS_ENV).ok().as_deref())?;
         let audit = config.audit.as_deref().map(|path| Audit::open(path, metrics.clone())).transpose()?;
+        let telemetry = config.otlp.as_deref().map(Telemetry::open).transpose()?;
         let listener = TcpListener::bind(config.bind).await.map_err(|e| {
             Error::config(format!("cannot listen on {}: {e}", config.bind), "give another --host or --port")
         })?;
         let service =
             Service::new(models, engine, metrics, config.limits.clone(), config.timing.clone(), config.tournament);
-        let state = Arc::new(AppState::new(Arc::new(service), auth, audit, config));
+        let state = Arc::new(AppState::new(Arc::new(service), auth, audit, telemetry, config));
         Ok(Server { state, listener, extra: Router::new() })
     }
 
@@ -111,6 +113,13 @@ impl Server {
         if let Some(audit) = &state.audit {
             audit.flush();
         }
+        let last = state.clone();
+        let _ = tokio::task::spawn_blocking(move || {
+            if let Some(telemetry) = &last.telemetry {
+                telemetry.close();
+            }
+        })
+        .await;
         match failed {
             None => Ok(()),
             Some(what) => Err(Error::config(what, "run `tilewright inspect DIR` on the checkpoint").into()),

@@ -3,7 +3,7 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Calls, broken, checkpoint, fake, holds, open, questions, real, service, until, write_checkpoint};
@@ -198,6 +198,113 @@ fn more_requests_than_places_are_told_to_come_back_at_once() {
             assert!(task.await.unwrap().is_ok(), "what was accepted is answered");
         }
         assert!(service.call(call("in again")).await.is_ok());
+    });
+}
+
+/// A model that takes so many microseconds a token.
+fn paced(
+    pace: &Arc<AtomicU64>,
+) -> impl Fn(&[tilewright_models::laya::Row]) -> tilewright_core::Result<()> + Send + Sync + 'static {
+    let pace = pace.clone();
+    move |rows| {
+        let tokens: usize = rows.iter().map(|row| row.ids.len()).sum();
+        std::thread::sleep(Duration::from_micros(tokens as u64 * pace.load(Ordering::SeqCst)));
+        Ok(())
+    }
+}
+
+/// Asks until the engine knows its pace, which takes a pack's worth of tokens.
+async fn warm(service: &Arc<Service>) {
+    let before = service.metrics.tokens.get();
+    while service.metrics.tokens.get() < before + 1024 {
+        service.call(call(&"long text ".repeat(60))).await.unwrap();
+    }
+}
+
+#[test]
+fn who_cannot_be_answered_in_time_is_told_so_at_once_and_who_is_let_in_keeps_its_time() {
+    let pace = Arc::new(AtomicU64::new(200));
+    let service = service(&Config::default(), vec![fake(None, paced(&pace))], &Keeping::default());
+    runtime().block_on(async {
+        warm(&service).await;
+        let ask = |service: Arc<Service>| async move {
+            let start = Instant::now();
+            let result = service.call_within(call(&"long text ".repeat(60)), Duration::from_secs(3)).await;
+            (result, start.elapsed())
+        };
+        let tasks: Vec<_> = (0..60).map(|_| tokio::spawn(ask(service.clone()))).collect();
+        let (mut answered, mut refused) = (0, 0);
+        for task in tasks {
+            match task.await.unwrap() {
+                (Ok(_), _) => answered += 1,
+                (Err(Fault::NoTime { message, retry }), took) => {
+                    refused += 1;
+                    assert!(took < Duration::from_secs(1), "told after {took:?}");
+                    assert!(retry >= Duration::from_secs(1) && message.contains("server busy"), "{message}");
+                }
+                (Err(other), took) => panic!("let in, then {other:?} after {took:?}"),
+            }
+        }
+        assert!(answered > 4 && refused > 4, "{answered} answered, {refused} refused");
+        assert_eq!(service.metrics.late.get(), refused);
+        assert!(service.call(call("a short one")).await.is_ok(), "and then it goes on");
+        assert_eq!(service.engine.backlog(), Duration::ZERO);
+    });
+}
+
+#[test]
+fn nobody_is_refused_for_his_time_before_the_pace_is_known() {
+    let service = service(&Config::default(), vec![fake(None, slow(150))], &Keeping::default());
+    runtime().block_on(async {
+        let tasks: Vec<_> = (0..6)
+            .map(|_| {
+                let service = service.clone();
+                tokio::spawn(async move { service.call_within(call("x"), Duration::from_millis(100)).await })
+            })
+            .collect();
+        for task in tasks {
+            assert_eq!(task.await.unwrap().unwrap_err(), Fault::Deadline);
+        }
+    });
+    assert_eq!(service.metrics.late.get(), 0);
+}
+
+#[test]
+fn a_request_that_is_too_long_for_its_time_is_refused_until_the_device_is_faster() {
+    let pace = Arc::new(AtomicU64::new(1000));
+    let service = service(&Config::default(), vec![fake(None, paced(&pace))], &Keeping::default());
+    let long = || service.call_within(call(&"long text ".repeat(60)), Duration::from_millis(150));
+    runtime().block_on(async {
+        warm(&service).await;
+        let start = Instant::now();
+        let Err(Fault::NoTime { message, .. }) = long().await else { panic!("let in") };
+        assert!(start.elapsed() < Duration::from_millis(100));
+        assert!(message.contains("this request alone would take about"), "{message}");
+        pace.store(1, Ordering::SeqCst);
+        let mut result = Err(Fault::Deadline);
+        for _ in 0..60 {
+            service.call(call(&"long text ".repeat(30))).await.unwrap();
+            result = long().await;
+            if result.is_ok() {
+                break;
+            }
+        }
+        assert!(result.is_ok(), "{result:?}");
+    });
+}
+
+#[test]
+fn a_reply_tells_where_its_time_went() {
+    let service = service(&Config::default(), vec![fake(None, slow(50))], &Keeping::default());
+    runtime().block_on(async {
+        service.call(call("load it first")).await.unwrap();
+        let busy = service.clone();
+        let first = tokio::spawn(async move { busy.call(call("keeps the device busy")).await });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let spent = service.call(call("waits")).await.unwrap().spent;
+        assert!(spent.compute >= Duration::from_millis(50) && spent.queue >= Duration::from_millis(10), "{spent:?}");
+        assert!(spent.tokens > 10 && spent.packs == 1, "{spent:?}");
+        first.await.unwrap().unwrap();
     });
 }
 

@@ -144,6 +144,31 @@ struct LogArgs {
     /// Log the text of requests and answers too
     #[arg(long)]
     log_text: bool,
+    /// Send a span of each request to this OpenTelemetry collector, such as http://127.0.0.1:4318 (OTLP over HTTP)
+    #[cfg(feature = "otel")]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    otlp: Option<String>,
+}
+
+impl LogArgs {
+    /// Where spans go: what the variable for traces alone says as it stands, or the path for traces below the collector's address.
+    #[cfg(feature = "otel")]
+    fn traces(&self) -> Option<String> {
+        let own = std::env::var("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").ok().filter(|url| !url.is_empty());
+        let below = |url: &String| format!("{}/v1/traces", url.trim_end_matches('/'));
+        own.or_else(|| self.otlp.as_ref().filter(|url| !url.is_empty()).map(below))
+    }
+
+    /// Nowhere. Who asks for it by the usual variables is told why.
+    #[cfg(not(feature = "otel"))]
+    fn traces(&self) -> Option<String> {
+        for name in ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] {
+            if std::env::var_os(name).is_some_and(|url| !url.is_empty()) {
+                eprintln!("note: {name} is set, but this program was built without --features otel: no spans are sent");
+            }
+        }
+        None
+    }
 }
 
 const EXAMPLES: &str = "\
@@ -201,6 +226,7 @@ impl Args {
             keys: self.access.keys.clone(),
             audit: self.access.audit.clone(),
             log_text: self.logs.log_text,
+            otlp: self.logs.traces(),
             tournament,
         })
     }

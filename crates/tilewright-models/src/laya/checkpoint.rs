@@ -96,6 +96,11 @@ impl Checkpoint {
     pub fn tensor(&self, device: &Device, name: &str) -> Result<Tensor> {
         self.tensors.tensor(device, name)
     }
+
+    /// A tensor of the file in memory of its own.
+    pub fn read_tensor(&self, device: &Device, name: &str) -> Result<Tensor> {
+        self.tensors.read(device, name)
+    }
 }
 
 const MISSING: &str = "there is no such file; a Laya checkpoint holds rl_agent_config.json, model.safetensors, encoder/config.json, \

@@ -39,9 +39,9 @@ pub struct LoadOptions {
     pub sha256: Option<Digests>,
     /// Tokens of the rows that run together. Results do not depend on it. A longer row runs alone.
     pub pack_tokens: usize,
-    /// Whether to copy the embedding table instead of reading it where it lies in its file. A process that outlives its files wants that: a file that is
-    /// cut short under a mapping ends the process.
-    pub copy_table: bool,
+    /// Whether weights may be looked at where they lie in their mapped file, as the embedding table is for good. A process that outlives its files does not
+    /// want that: a file that is cut short under a mapping ends the process. Weights that are read instead survive it, and so does the process.
+    pub mapped: bool,
 }
 
 impl Default for LoadOptions {
@@ -51,7 +51,7 @@ impl Default for LoadOptions {
             device: Device::cpu(),
             sha256: None,
             pack_tokens: PACK_TOKENS,
-            copy_table: false,
+            mapped: true,
         }
     }
 }
@@ -130,7 +130,7 @@ impl Laya {
         let source = |device: &Device, name: &str| {
             // The tensor before this one has been packed; its pages would count as the process's memory.
             checkpoint.forget_pages();
-            checkpoint.tensor(device, name)
+            if options.mapped { checkpoint.tensor(device, name) } else { checkpoint.read_tensor(device, name) }
         };
         let mut model = Self::build(checkpoint.agent(), checkpoint.encoder(), options, &source)?;
         checkpoint.forget_pages();
@@ -146,13 +146,12 @@ impl Laya {
         threads: usize,
         pack_tokens: usize,
     ) -> Result<Self> {
-        let options =
-            LoadOptions { precision, device: Device::null(threads), sha256: None, pack_tokens, copy_table: false };
+        let options = LoadOptions { precision, device: Device::null(threads), sha256: None, pack_tokens, mapped: true };
         Self::build(agent, encoder, &options, &blank(agent, encoder))
     }
 
     fn build(agent: &AgentConfig, config: &EncoderConfig, options: &LoadOptions, source: &Source<'_>) -> Result<Self> {
-        let &LoadOptions { precision, ref device, pack_tokens, copy_table, .. } = options;
+        let &LoadOptions { precision, ref device, pack_tokens, .. } = options;
         if !precision.is_float() {
             return Err(Error::config(format!("weights cannot be kept as {precision}"), "use f32, bf16 or f16"));
         }
@@ -167,10 +166,7 @@ impl Laya {
         };
         let blank = blank(agent, config);
         let model = |store: &mut Store<'_>| {
-            let mut table = store.unpacked(&format!("{ENCODER}{TABLE}"))?;
-            if copy_table && store.fills() && table.is_read_only() {
-                table = copied(device, &table)?;
-            }
+            let table = store.unpacked(&format!("{ENCODER}{TABLE}"))?;
             let encoder = Encoder::load(store, config, &table, ENCODER, precision, layers == 0)?;
             Ok((table, encoder, Head::load(store, d, layers, precision, widths.between)?))
         };
@@ -491,18 +487,6 @@ impl Scorer for Laya {
         }
         Ok(means)
     }
-}
-
-/// A tensor with the same bytes in memory of its own.
-fn copied(device: &Device, tensor: &Tensor) -> Result<Tensor> {
-    let copy = Tensor::zeros(device, tensor.dtype(), &tensor.shape())?;
-    let mut chunk = vec![0; 1 << 20];
-    for start in (0..tensor.bytes()).step_by(chunk.len()) {
-        let part = &mut chunk[..(tensor.bytes() - start).min(1 << 20)];
-        tensor.read_bytes(start, part)?;
-        copy.write_bytes(start, part)?;
-    }
-    Ok(copy)
 }
 
 const ENCODER: &str = "encoder.";

@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::rc::Rc;
 
-use safetensors::{Dtype, SafeTensors};
+use safetensors::tensor::Metadata;
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use tilewright_core::{DType, Error, Result};
 use tilewright_ops::{Device, MappedFile, Tensor};
 
@@ -15,6 +16,12 @@ const HINT: &str = "give the model.safetensors that was saved with these configu
 
 /// Without one tensor below each of these a file is no Laya checkpoint at all.
 const PREFIXES: [&str; 4] = ["encoder.", "type_emb.", "scorer.", "act_head."];
+
+/// Bytes of a header at most, its length with it: the format's limit.
+const LONGEST_HEADER: usize = 100_000_008;
+
+/// Bytes that are read at a time.
+const CHUNK: usize = 4 << 20;
 
 /// Mismatches and missing names that an error lists; it counts the rest.
 const LISTED_SHAPES: usize = 5;
@@ -47,9 +54,7 @@ impl TensorFile {
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let file = MappedFile::open(path)?;
         let bad = |what: String| Error::format(path, 0, what, HINT);
-        let (header, meta) = SafeTensors::read_metadata(file.bytes())
-            .map_err(|e| bad(format!("the safetensors header is not valid: {e}")))?;
-        let data = 8 + header;
+        let (data, meta) = header(&file)?.map_err(|e| bad(format!("the safetensors header is not valid: {e}")))?;
         let mut tensors = BTreeMap::new();
         let mut renamed = 0;
         let mut names = meta.offset_keys();
@@ -143,6 +148,20 @@ impl TensorFile {
         Ok(copy)
     }
 
+    /// The same in memory of its own: nothing that is done to the file later can be felt, and a file that is cut meanwhile is an error.
+    pub(crate) fn read(&self, device: &Device, name: &str) -> Result<Tensor> {
+        let stored = self.tensors.get(name).and_then(|s| Some((s, s.dtype?)));
+        let (stored, dtype) = stored.ok_or_else(|| self.error(format!("there is no tensor `{name}`")))?;
+        let copy = Tensor::zeros(device, dtype, &stored.shape)?;
+        let mut chunk = vec![0; stored.bytes.len().min(CHUNK)];
+        for start in (0..stored.bytes.len()).step_by(CHUNK) {
+            let part = &mut chunk[..(stored.bytes.len() - start).min(CHUNK)];
+            self.file.read(stored.bytes.start + start, part)?;
+            copy.write_bytes(start, part)?;
+        }
+        Ok(copy)
+    }
+
     /// Elements of all tensors.
     pub(crate) fn parameter_count(&self) -> u64 {
         self.tensors.values().map(|s| s.shape.iter().product::<usize>() as u64).sum()
@@ -156,6 +175,27 @@ impl TensorFile {
         }
         counts.into_iter().collect()
     }
+}
+
+/// Where the data begin, and what the header says. It is read, not looked at through the mapping: a file may be cut while it is opened.
+fn header(file: &MappedFile) -> Result<Result<(usize, Metadata), SafeTensorError>> {
+    let mut head = vec![0; file.len().min(8)];
+    file.read(0, &mut head)?;
+    if let Ok(told) = <[u8; 8]>::try_from(&head[..]) {
+        // One that claims to be longer than any may be is refused below by its first bytes.
+        let told = usize::try_from(u64::from_le_bytes(told)).unwrap_or(usize::MAX).saturating_add(8);
+        head.resize(if told > LONGEST_HEADER { 8 } else { told.min(file.len()) }, 0);
+        file.read(0, &mut head)?;
+    }
+    Ok(match SafeTensors::read_metadata(&head) {
+        // All is well but that the data are not in `head`.
+        Err(SafeTensorError::MetadataIncompleteBuffer) => match serde_json::from_slice::<Metadata>(&head[8..]) {
+            Ok(meta) if head.len() + meta.data_len() == file.len() => Ok((head.len(), meta)),
+            Ok(_) => Err(SafeTensorError::MetadataIncompleteBuffer),
+            Err(e) => Err(SafeTensorError::InvalidHeaderDeserialization(e)),
+        },
+        other => other.map(|(n, meta)| (8 + n, meta)),
+    })
 }
 
 fn dims(shape: &[usize]) -> String {

@@ -1,9 +1,11 @@
 //! Where a request waits for the engine, and where it is told that its client has left.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tilewright_models::laya::RowScores;
+
+use super::Late;
 
 /// Why the engine did not score.
 #[derive(Clone, PartialEq, Debug)]
@@ -17,6 +19,8 @@ pub enum Failure {
         /// Tokens that wait.
         tokens: usize,
     },
+    /// It would not be answered in its time, or make another miss his.
+    NoTime(Late),
     /// One pass of the request is larger than any may be.
     TooManyTokens {
         /// Its tokens.
@@ -35,6 +39,19 @@ pub(crate) enum Scored {
     Vectors(Vec<Vec<f32>>),
 }
 
+/// Where a request's time in the engine went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Spent {
+    /// Waiting for the device.
+    pub queue: Duration,
+    /// On the device, together with others.
+    pub compute: Duration,
+    /// Its tokens.
+    pub tokens: usize,
+    /// The packs that they were in.
+    pub packs: usize,
+}
+
 /// One a request: a request has one pass under way at most.
 #[derive(Debug)]
 pub struct Mailbox {
@@ -46,6 +63,8 @@ pub struct Mailbox {
 #[derive(Debug, Default)]
 struct State {
     cancelled: bool,
+    let_in: bool,
+    spent: Spent,
     result: Option<Result<Scored, Failure>>,
 }
 
@@ -62,6 +81,30 @@ impl Mailbox {
     /// When the request's time is over.
     pub fn deadline(&self) -> Instant {
         self.deadline
+    }
+
+    /// Whether the engine has not begun with it.
+    pub(super) fn is_new(&self) -> bool {
+        !self.lock().let_in
+    }
+
+    /// The engine begins with it.
+    pub(super) fn let_in(&self) {
+        self.lock().let_in = true;
+    }
+
+    /// Adds what a pass took.
+    pub(super) fn account(&self, pass: Spent) {
+        let spent = &mut self.lock().spent;
+        spent.queue += pass.queue;
+        spent.compute += pass.compute;
+        spent.tokens += pass.tokens;
+        spent.packs += pass.packs;
+    }
+
+    /// What its passes took so far.
+    pub fn spent(&self) -> Spent {
+        self.lock().spent
     }
 
     /// The client has left. What waits for it is dropped.

@@ -1,8 +1,10 @@
 //! The engine: rows of many requests through one device, a pack at a time.
 //!
 //! A model lives on the thread that loaded it. Requests are prepared on other threads with a [`Remote`] in place of the model; what they ask to be scored
-//! lands in a [`Queue`], from which the models' threads take packs in turn. One pack runs at a time, so that a model has the whole device.
+//! lands in a [`Queue`], from which the models' threads take packs in turn. One pack runs at a time, so that a model has the whole device. A request that could
+//! not be answered in its time is refused when it comes.
 
+mod forecast;
 mod mailbox;
 mod queue;
 mod remote;
@@ -14,11 +16,13 @@ use std::time::{Duration, Instant};
 use tilewright_decide::Agent;
 use tilewright_models::laya::{Row, RowScores, Scorer};
 
-pub use mailbox::{Failure, Mailbox};
+pub use forecast::Late;
+pub use mailbox::{Failure, Mailbox, Spent};
 pub use queue::{Queue, Waiting};
 pub use remote::Remote;
 
 use crate::metrics::Metrics;
+use forecast::{Outlook, Pace, Waits};
 use mailbox::Scored;
 use queue::{Job, Pack, Work};
 
@@ -57,10 +61,44 @@ pub struct Engine {
 #[derive(Debug, Default)]
 struct State {
     queue: Queue,
-    /// Since when a pack is on the device, if one is.
-    busy: Option<Instant>,
-    models: Vec<ModelId>,
+    busy: Option<Busy>,
+    models: Vec<(ModelId, Pace)>,
     next_model: ModelId,
+}
+
+/// A pack on the device.
+#[derive(Clone, Copy, Debug)]
+struct Busy {
+    model: ModelId,
+    tokens: usize,
+    since: Instant,
+}
+
+impl State {
+    /// Whether a model's thread is there.
+    fn holds(&self, model: ModelId) -> bool {
+        self.models.iter().any(|(id, _)| *id == model)
+    }
+
+    /// Seconds a token of a model, once that is known.
+    fn pace(&self, model: ModelId, enough: usize) -> Option<f64> {
+        self.models.iter().find(|(id, _)| *id == model)?.1.per_token(enough)
+    }
+
+    /// Seconds until the pack on the device is expected to be done. One that is overdue is expected to need as much again: a device that hangs promises nothing.
+    fn until_free(&self, enough: usize) -> f64 {
+        let Some(busy) = self.busy else { return 0.0 };
+        let Some(pace) = self.pace(busy.model, enough) else { return 0.0 };
+        (busy.tokens as f64 * pace - busy.since.elapsed().as_secs_f64()).abs()
+    }
+
+    /// What waits, and seconds a token of each model; 0 where that is not known yet.
+    fn ahead(&self, enough: usize) -> (Vec<Waits>, impl Fn(ModelId) -> f64) {
+        let paces: Vec<(ModelId, f64)> =
+            self.models.iter().map(|(id, pace)| (*id, pace.per_token(enough).unwrap_or(0.0))).collect();
+        let pace = move |model| paces.iter().find(|(id, _)| *id == model).map_or(0.0, |(_, pace)| *pace);
+        (self.queue.ahead(Instant::now()), pace)
+    }
 }
 
 impl Engine {
@@ -88,7 +126,30 @@ impl Engine {
 
     /// How long the pack that is on the device has been there. One that never ends is a device that hangs.
     pub fn busy_for(&self) -> Option<Duration> {
-        self.lock().busy.map(|since| since.elapsed())
+        self.lock().busy.map(|busy| busy.since.elapsed())
+    }
+
+    /// How long all that waits is expected to take; zero while that is not known.
+    pub fn backlog(&self) -> Duration {
+        let state = self.lock();
+        let (waiting, pace) = state.ahead(self.pack_tokens);
+        let free = state.until_free(self.pack_tokens);
+        let total = Outlook { free, waiting: &waiting, served: &[], budget: self.pack_tokens, pace: &pace }.total();
+        Duration::try_from_secs_f64(total).unwrap_or(Duration::MAX)
+    }
+
+    /// Why a request with so many tokens should not be let in, if so. Before a pace is known everyone is.
+    fn late(&self, state: &State, model: ModelId, tokens: usize, mailbox: &Mailbox) -> Option<Late> {
+        let known = &state.models.iter().find(|(id, _)| *id == model)?.1;
+        let alone = tokens as f64 * known.per_token(self.pack_tokens)?;
+        let left = mailbox.deadline().saturating_duration_since(Instant::now()).as_secs_f64();
+        let (mut waiting, pace) = state.ahead(self.pack_tokens);
+        if waiting.is_empty() && state.busy.is_none() && known.may_try(alone, left) {
+            return None;
+        }
+        waiting.push(Waits { model, tokens, left });
+        let (free, served) = (state.until_free(self.pack_tokens), state.queue.served());
+        Outlook { free, waiting: &waiting, served, budget: self.pack_tokens, pace: &pace }.refusal()
     }
 
     /// Tokens of a pack.
@@ -144,7 +205,7 @@ impl Engine {
         }
         {
             let mut state = self.lock();
-            if !state.models.contains(&model) {
+            if !state.holds(model) {
                 return Err(Failure::Model("the model's thread has ended".into()));
             }
             // Also here, as a device that hangs takes nothing.
@@ -153,6 +214,14 @@ impl Engine {
             if waiting.jobs > 0 && waiting.tokens + tokens > self.queued_tokens {
                 return Err(Failure::Full { tokens: waiting.tokens });
             }
+            // Who has been let in goes on: a later pass of his is not turned away.
+            if mailbox.is_new()
+                && let Some(late) = self.late(&state, model, tokens, mailbox)
+            {
+                self.metrics.late.add(1);
+                return Err(Failure::NoTime(late));
+            }
+            mailbox.let_in();
             state.queue.push(Job::new(model, work, mailbox.clone()));
         }
         self.changed.notify_all();
@@ -169,7 +238,7 @@ impl Engine {
             let mut state = self.lock();
             state.next_model += 1;
             let id = state.next_model;
-            state.models.push(id);
+            state.models.push((id, Pace::default()));
             id
         };
         let agent = worker::start(self.clone(), id, name, loader);
@@ -181,7 +250,7 @@ impl Engine {
 
     /// Lets a model's thread end when it has no row left.
     pub(crate) fn retire(&self, id: ModelId) {
-        self.lock().models.retain(|m| *m != id);
+        self.lock().models.retain(|(m, _)| *m != id);
         self.changed.notify_all();
     }
 
@@ -191,10 +260,11 @@ impl Engine {
         loop {
             self.metrics.abandoned.add(state.queue.drop_over() as u64);
             if state.busy.is_none() && state.queue.next_model() == Some(id) {
-                state.busy = Some(Instant::now());
-                return Some(state.queue.take(id, self.pack_tokens));
+                let pack = state.queue.take(id, self.pack_tokens);
+                state.busy = Some(Busy { model: id, tokens: pack.tokens(), since: Instant::now() });
+                return Some(pack);
             }
-            if !state.models.contains(&id) && !state.queue.holds(id) {
+            if !state.holds(id) && !state.queue.holds(id) {
                 return None;
             }
             // Now and then, so that what is over is told so while the device is busy.
@@ -208,8 +278,17 @@ impl Engine {
     fn finish(&self, results: Vec<(queue::Piece, Result<Scored, Failure>)>) {
         let delivered = {
             let mut state = self.lock();
-            state.busy = None;
-            state.queue.finish(results)
+            let mut took = Duration::ZERO;
+            if let Some(Busy { model, tokens, since }) = state.busy.take() {
+                took = since.elapsed();
+                // A pack that failed says nothing about one that does not.
+                if results.iter().any(|(_, result)| result.is_ok())
+                    && let Some((_, pace)) = state.models.iter_mut().find(|(id, _)| *id == model)
+                {
+                    pace.observe(tokens, took);
+                }
+            }
+            state.queue.finish(results, took)
         };
         self.changed.notify_all();
         for (mailbox, result) in delivered {

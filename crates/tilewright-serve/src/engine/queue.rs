@@ -5,11 +5,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tilewright_models::laya::{Row, RowScores};
 
 use super::ModelId;
-use super::mailbox::{Failure, Mailbox, Scored};
+use super::forecast::Waits;
+use super::mailbox::{Failure, Mailbox, Scored, Spent};
 
 /// What a request wants from a model.
 #[derive(Debug)]
@@ -40,6 +42,8 @@ pub(crate) struct Job {
     results: Vec<Option<RowScores>>,
     missing: usize,
     number: u64,
+    since: Instant,
+    spent: Spent,
 }
 
 impl Job {
@@ -49,7 +53,9 @@ impl Job {
             Work::Rows(rows) => rows.len(),
             Work::Texts(_) => 0,
         };
-        Job { model, work, mailbox, tokens, results: vec![None; rows], missing: rows, number: 0 }
+        let spent = Spent { tokens, ..Spent::default() };
+        let results = vec![None; rows];
+        Job { model, work, mailbox, tokens, results, missing: rows, number: 0, since: Instant::now(), spent }
     }
 
     fn waits(&self) -> bool {
@@ -75,6 +81,15 @@ pub(crate) enum Pack {
     Rows(Vec<Piece>),
     /// The texts of one.
     Texts(Piece, Vec<Vec<u32>>),
+}
+
+impl Pack {
+    pub(crate) fn tokens(&self) -> usize {
+        match self {
+            Pack::Rows(pieces) => pieces.iter().flat_map(|p| &p.rows).map(|row| row.ids.len()).sum(),
+            Pack::Texts(_, rows) => rows.iter().map(Vec::len).sum(),
+        }
+    }
 }
 
 /// How much waits.
@@ -106,6 +121,17 @@ impl Queue {
     /// What waits.
     pub fn waiting(&self) -> Waiting {
         Waiting { jobs: self.jobs.len(), tokens: self.jobs.iter().map(|j| j.tokens).sum() }
+    }
+
+    /// What a forecast needs to know of the jobs.
+    pub(super) fn ahead(&self, now: Instant) -> Vec<Waits> {
+        let left = |job: &Job| job.mailbox.deadline().saturating_duration_since(now).as_secs_f64();
+        self.jobs.iter().map(|job| Waits { model: job.model, tokens: job.tokens, left: left(job) }).collect()
+    }
+
+    /// The models that had a pack, the last one last.
+    pub(super) fn served(&self) -> &[ModelId] {
+        &self.served
     }
 
     /// Whether a model has jobs.
@@ -180,16 +206,19 @@ impl Queue {
         }
     }
 
-    /// Takes results in; the jobs that are complete by them, or failed.
+    /// Takes in the results of a pack that took so long; the jobs that are complete by them, or failed.
     pub(crate) fn finish(
         &mut self,
         results: Vec<(Piece, Result<Scored, Failure>)>,
+        took: Duration,
     ) -> Vec<(Arc<Mailbox>, Result<Scored, Failure>)> {
         let mut done = Vec::new();
         for (piece, result) in results {
             // A job whose client has left meanwhile is gone.
             let Some(at) = self.jobs.iter().position(|j| j.number == piece.number) else { continue };
             let job = &mut self.jobs[at];
+            job.spent.compute += took;
+            job.spent.packs += 1;
             let result = match result {
                 Ok(Scored::Rows(scores)) => {
                     for (index, scores) in piece.indices.into_iter().zip(scores) {
@@ -204,7 +233,10 @@ impl Queue {
                 }
                 other => other,
             };
-            done.push((self.jobs.remove(at).mailbox, result));
+            let Job { mailbox, since, mut spent, .. } = self.jobs.remove(at);
+            spent.queue = since.elapsed().saturating_sub(spent.compute);
+            mailbox.account(spent);
+            done.push((mailbox, result));
         }
         done
     }
@@ -212,8 +244,6 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
-
     use tilewright_models::laya::QuestionType;
 
     use super::*;
@@ -274,7 +304,7 @@ mod tests {
         while queue.jobs.iter().any(|j| j.number == 1) {
             (0..20).for_each(|_| queue.push(job(1, &[10])));
             let pack = queue.take(1, 100);
-            queue.finish(scored(pack));
+            queue.finish(scored(pack), Duration::ZERO);
             packs += 1;
         }
         assert_eq!(packs, 4, "50 of its 200 tokens a pack");
@@ -312,10 +342,10 @@ mod tests {
         let mut queue = queue(vec![job(1, &[60, 60, 60])]);
         for _ in 0..2 {
             let pack = queue.take(1, 100);
-            assert!(queue.finish(scored(pack)).is_empty());
+            assert!(queue.finish(scored(pack), Duration::ZERO).is_empty());
         }
         let pack = queue.take(1, 100);
-        let done = queue.finish(scored(pack));
+        let done = queue.finish(scored(pack), Duration::ZERO);
         let Ok(Scored::Rows(scores)) = &done[0].1 else { panic!("{:?}", done[0].1) };
         assert_eq!(scores.iter().map(|s| s.logits[0]).collect::<Vec<_>>(), [0.0, 1.0, 2.0]);
         assert_eq!(queue.waiting(), Waiting::default());
@@ -327,7 +357,7 @@ mod tests {
         let pack = queue.take(1, 100);
         queue.jobs[0].mailbox.cancel();
         assert_eq!(queue.drop_over(), 1);
-        assert_eq!(queue.finish(scored(pack)).len(), 1, "the other one is complete");
+        assert_eq!(queue.finish(scored(pack), Duration::ZERO).len(), 1, "the other one is complete");
         assert_eq!(queue.waiting(), Waiting::default());
     }
 

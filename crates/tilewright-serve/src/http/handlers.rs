@@ -15,6 +15,7 @@ use crate::dialect;
 use crate::fault::Fault;
 use crate::playground;
 use crate::service::{Reply, Task};
+use crate::telemetry::Told;
 use crate::wire::{self, Form, Rules};
 
 /// A header by which a client gives its request less time, in milliseconds.
@@ -78,6 +79,7 @@ pub async fn health(State(state): State<Arc<AppState>>, request: Request) -> Res
         "in_flight": service.in_flight(),
         "queue": {
             "requests": waiting.jobs, "tokens": waiting.tokens,
+            "expected_seconds": service.engine.backlog().as_secs_f64(),
             "pack_seconds": service.engine.busy_for().map(|busy| busy.as_secs_f64()),
         },
         "connections": state.connections.count(),
@@ -100,6 +102,7 @@ pub async fn metrics(State(state): State<Arc<AppState>>) -> Response {
         ("in_flight", "Requests that are being answered.", service.in_flight() as f64),
         ("queue_requests", "Passes that are not complete.", waiting.jobs as f64),
         ("queue_tokens", "Tokens of rows that wait.", waiting.tokens as f64),
+        ("queue_seconds", "How long what waits is expected to take.", service.engine.backlog().as_secs_f64()),
         ("pack_age_seconds", "How long the pack on the device has been there.", busy.as_secs_f64()),
         ("connections_open", "Open connections.", state.connections.count() as f64),
         ("models_loaded", "Loaded checkpoints.", loaded as f64),
@@ -203,17 +206,19 @@ fn first(reply: &Reply) -> Result<&crate::service::Outcome, Fault> {
     reply.outcomes.first().ok_or_else(|| Fault::Failed("no outcome".into()))
 }
 
-/// What the envelope has no room for: how long it took, who answered, whether something of the state was left out.
+/// What the envelope has no room for, in headers and for the log: how long it took, who answered, whether something of the state was left out.
 fn tell(response: &mut Response, reply: &Reply) {
     let ms = reply.took.as_secs_f64() * 1e3;
     let dropped: usize = reply.outcomes.iter().filter_map(|o| Some(o.prediction.usage.state.as_ref()?.dropped)).sum();
     let mut models: Vec<&str> = reply.outcomes.iter().map(|o| o.model.as_str()).collect();
     models.dedup();
+    let (model, ended) = (models.join(","), SystemTime::now());
+    response.extensions_mut().insert(Told { model: model.clone(), took: reply.took, spent: reply.spent, ended });
     let headers = response.headers_mut();
     for (name, value) in [
         ("x-inference-time-ms", format!("{ms:.2}")),
         ("server-timing", format!("inference;dur={ms:.2}")),
-        ("x-tilewright-model", models.join(",")),
+        ("x-tilewright-model", model),
         ("x-tilewright-state-tokens-dropped", dropped.to_string()),
     ] {
         if let Ok(value) = HeaderValue::from_str(&value) {

@@ -9,7 +9,7 @@ mod timed;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -25,6 +25,7 @@ use crate::auth::Auth;
 use crate::config::{Config, Dialect};
 use crate::fault::Fault;
 use crate::service::Service;
+use crate::telemetry::{Telemetry, Told};
 use crate::wire::Form;
 use body::Memory;
 pub use connections::{Connections, listen};
@@ -37,6 +38,8 @@ pub struct AppState {
     pub auth: Auth,
     /// Where answers are recorded.
     pub audit: Option<Audit>,
+    /// Where spans of requests go.
+    pub telemetry: Option<Telemetry>,
     /// The settings.
     pub config: Config,
     /// The open connections.
@@ -50,7 +53,13 @@ pub struct AppState {
 
 impl AppState {
     /// The state of a server.
-    pub fn new(service: Arc<Service>, auth: Auth, audit: Option<Audit>, config: Config) -> Self {
+    pub fn new(
+        service: Arc<Service>,
+        auth: Auth,
+        audit: Option<Audit>,
+        telemetry: Option<Telemetry>,
+        config: Config,
+    ) -> Self {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         AppState {
             connections: Connections::new(config.limits.connections, service.metrics.clone()),
@@ -58,6 +67,7 @@ impl AppState {
             service,
             auth,
             audit,
+            telemetry,
             config,
             started: Instant::now(),
             requests: AtomicU64::new(0),
@@ -141,6 +151,7 @@ async fn observed(State(state): State<Arc<AppState>>, mut request: Request, next
     let dialect = dialect_of(&path, state.config.dialect);
     let header = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
     let who = if OPEN.contains(&path.as_str()) { Ok(None) } else { state.auth.check(header) };
+    let trace = state.telemetry.as_ref().map(|t| t.begin(&method, label(route.as_deref()), request.headers()));
     let mut key = None;
     let mut response = match who {
         Ok(name) => {
@@ -154,9 +165,15 @@ async fn observed(State(state): State<Arc<AppState>>, mut request: Request, next
         }
     };
     let status = response.status().as_u16();
-    let ms = start.elapsed().as_secs_f64() * 1e3;
+    let ms = milliseconds(start.elapsed());
     state.service.metrics.request(label(route.as_deref()), status);
-    tracing::info!(id, %method, path = shown(&path), status, ms, key, "request");
+    let told = response.extensions().get::<Told>();
+    let (queue_ms, compute_ms) =
+        (told.map(|t| milliseconds(t.spent.queue)), told.map(|t| milliseconds(t.spent.compute)));
+    tracing::info!(id, %method, path = shown(&path), status, ms, queue_ms, compute_ms, key, "request");
+    if let Some(trace) = trace {
+        trace.end(status, &id, key.as_deref(), told);
+    }
     if let Ok(value) = HeaderValue::from_str(&id) {
         let headers = response.headers_mut();
         headers.insert("x-request-id", value.clone());
@@ -164,6 +181,10 @@ async fn observed(State(state): State<Arc<AppState>>, mut request: Request, next
     }
     secure(response.headers_mut());
     response
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 /// The route as a label, which must be one of few.

@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use rmcp::model::{Tool, ToolAnnotations};
 use serde_json::{Map, Value, json};
-use tilewright_decide::presets;
 use tilewright_decide::route::{Hints, LanguageGuess};
+use tilewright_decide::{SHORTLIST_K, TOURNAMENT_GROUP, presets};
 
 use crate::config::Dialect;
 use crate::dialect;
@@ -71,6 +71,12 @@ fn make() -> Vec<Tool> {
         "description": "Each an object with `state`, `questions` and the other arguments of laya_predict.",
         "items": {"type": "object", "required": ["state", "questions"]},
     });
+    let routed = json!({
+        "type": "array", "minItems": 1, "maxItems": 64,
+        "description": "Each an object with `state` and the other arguments of laya_route.",
+        "items": {"type": "object", "required": ["state"]},
+    });
+    let with = |argument: (&'static str, Value)| [argument].into_iter().chain(sizes()).collect::<Vec<_>>();
     let schema = json!({"type": "object", "description": "A JSON schema: enums, booleans and bounded integers. The answer is a value in its shape."});
     let preset = json!({"enum": presets::NAMES, "description": "triage of support messages, email, guard of prompts, moderation of posts, router of requests."});
     let mut long = hints();
@@ -97,10 +103,32 @@ fn make() -> Vec<Tool> {
             [("questions", questions)].into_iter().chain(hints()).collect(),
         ),
         tool(
+            "laya_route_batch",
+            "Tell which checkpoint would answer each of many requests, and how many each. Nothing is predicted.",
+            &[("requests", routed)],
+            Vec::new(),
+        ),
+        tool(
             "laya_decide",
             "Fill in a JSON schema from a state.",
             &[("state", state.clone()), ("schema", schema)],
             sizes(),
+        ),
+        tool(
+            "laya_shortlist",
+            "Answer choices of many options: the options most similar to the question and the state are kept, then one is chosen among them. Fast; for \
+             accuracy use laya_tournament.",
+            &asked,
+            with(("k", count("Options to keep of each choice; 20 if left out."))),
+        ),
+        tool(
+            "laya_tournament",
+            "Answer choices of many options in groups, whose winners meet in a last question. Probabilities are those of the last question.",
+            &asked,
+            with((
+                "group_size",
+                json!({"type": ["integer", "null"], "minimum": 2, "description": "Options of a group; 16 if left out."}),
+            )),
         ),
         tool(
             "laya_preset",
@@ -119,7 +147,13 @@ pub async fn call(service: &Arc<Service>, name: &str, arguments: Arguments) -> O
         "laya_predict_batch" => batch(service, arguments).await,
         "laya_predict_long" => long(service, arguments).await,
         "laya_route" => route(service, &arguments),
+        "laya_route_batch" => route_batch(service, arguments),
         "laya_decide" => decide(service, arguments).await,
+        "laya_shortlist" => narrowed(service, arguments, "k", SHORTLIST_K, 1, |k| Task::Shortlist { k }).await,
+        "laya_tournament" => {
+            let task = |group| Task::Tournament { group };
+            narrowed(service, arguments, "group_size", TOURNAMENT_GROUP, 2, task).await
+        }
         "laya_preset" => preset(service, arguments).await,
         "laya_status" => Ok(status(service)),
         _ => return None,
@@ -128,13 +162,19 @@ pub async fn call(service: &Arc<Service>, name: &str, arguments: Arguments) -> O
 
 /// Arguments as the body of a request: one set of checks for every way in.
 fn read(service: &Service, arguments: &Arguments) -> Result<Call, Fault> {
+    let narrowed_above = service.tournament().map_or(usize::MAX, |t| t.above);
+    read_narrowed(service, arguments, service.most_options(), narrowed_above)
+}
+
+/// The same where choices may have `most_options`, and those of more than `narrowed_above` are not read in one pass.
+fn read_narrowed(
+    service: &Service,
+    arguments: &Arguments,
+    most_options: usize,
+    narrowed_above: usize,
+) -> Result<Call, Fault> {
     let body = serde_json::to_vec(arguments).map_err(|e| Fault::Failed(e.to_string()))?;
-    let rules = Rules {
-        dialect: Dialect::Laya,
-        limits: &service.limits,
-        most_options: service.most_options(),
-        narrowed_above: service.tournament().map_or(usize::MAX, |t| t.above),
-    };
+    let rules = Rules { dialect: Dialect::Laya, limits: &service.limits, most_options, narrowed_above };
     wire::parse(&body, Form::Single, rules)
 }
 
@@ -148,21 +188,29 @@ async fn predict(service: &Arc<Service>, arguments: Arguments) -> Result<Value, 
     Ok(dialect::write(&outcome, Dialect::Laya))
 }
 
-async fn batch(service: &Arc<Service>, mut arguments: Arguments) -> Result<Value, Fault> {
+/// The `requests` of a batch, taken out.
+fn requests(service: &Service, arguments: &mut Arguments) -> Result<Vec<Value>, Fault> {
     let requests = match arguments.remove("requests") {
         Some(Value::Array(requests)) if !requests.is_empty() => requests,
         _ => {
-            return Err(Fault::invalid(
-                &["requests"],
-                "list_type",
-                "`requests` must be a list with one request at least",
-            ));
+            let words = "`requests` must be a list with one request at least";
+            return Err(Fault::invalid(&["requests"], "list_type", words));
         }
     };
     let most = service.limits.states;
     if requests.len() > most {
         return Err(Fault::TooLarge(format!("{} requests; the limit is {most}", requests.len())));
     }
+    Ok(requests)
+}
+
+/// What stands in place of an answer.
+fn instead(fault: &Fault) -> Value {
+    json!({"error": fault.kind(), "message": fault.message()})
+}
+
+async fn batch(service: &Arc<Service>, mut arguments: Arguments) -> Result<Value, Fault> {
+    let requests = requests(service, &mut arguments)?;
     let mut results = Vec::with_capacity(requests.len());
     for some in requests.chunks(AT_ONCE) {
         let mut running = Vec::new();
@@ -176,7 +224,7 @@ async fn batch(service: &Arc<Service>, mut arguments: Arguments) -> Result<Value
         }
         for mut task in running {
             let result = (&mut task.0).await.unwrap_or_else(|e| Err(Fault::Failed(e.to_string())));
-            results.push(result.unwrap_or_else(|f| json!({"error": f.kind(), "message": f.message()})));
+            results.push(result.unwrap_or_else(|f| instead(&f)));
         }
     }
     Ok(json!({"results": results}))
@@ -227,6 +275,55 @@ fn route(service: &Service, arguments: &Arguments) -> Result<Value, Fault> {
         lang_guess: text("lang_guess")?.map(LanguageGuess::Code),
     };
     Ok(service.models.route(state, questions, hints)?.to_json())
+}
+
+/// The decision of each request; one that cannot be made says why in its place.
+fn route_batch(service: &Service, mut arguments: Arguments) -> Result<Value, Fault> {
+    let mut counts = Map::new();
+    let decide = |request: &Value| {
+        let decision = match request.as_object() {
+            Some(own) => route(service, own),
+            None => Err(Fault::invalid(&["requests"], "dict_type", "a request must be an object")),
+        };
+        let decision = decision.unwrap_or_else(|f| instead(&f));
+        if let Some(model) = decision.get("model").and_then(Value::as_str) {
+            let n = counts.get(model).and_then(Value::as_u64).unwrap_or(0);
+            counts.insert(model.to_owned(), (n + 1).into());
+        }
+        decision
+    };
+    let decisions: Vec<Value> = requests(service, &mut arguments)?.iter().map(decide).collect();
+    Ok(json!({"decisions": decisions, "model_counts": counts}))
+}
+
+/// Choices of many options by one of the ways that take a number, which stands under `key`.
+async fn narrowed(
+    service: &Arc<Service>,
+    mut arguments: Arguments,
+    key: &str,
+    usual: usize,
+    least: usize,
+    task: impl FnOnce(usize) -> Task,
+) -> Result<Value, Fault> {
+    let most = service.limits.narrowed_options;
+    let n = match arguments.remove(key) {
+        None | Some(Value::Null) => usual,
+        Some(value) => match value.as_u64().filter(|n| (least as u64..=most as u64).contains(n)) {
+            Some(n) => n as usize,
+            None => {
+                let words = format!("`{key}` must be an integer from {least} to {most}");
+                return Err(Fault::invalid(&[key], "int_type", words));
+            }
+        },
+    };
+    let call = Call { task: task(n), ..read_narrowed(service, &arguments, most, n)? };
+    let outcome = one(service, call).await?;
+    let mut value = dialect::write(&outcome, Dialect::Laya);
+    // An order of options that could not be kept, for one.
+    if let (Some(fields), false) = (value.as_object_mut(), outcome.prediction.warnings.is_empty()) {
+        fields.insert("warnings".into(), outcome.prediction.warnings.into());
+    }
+    Ok(value)
 }
 
 async fn decide(service: &Arc<Service>, mut arguments: Arguments) -> Result<Value, Fault> {
@@ -289,7 +386,18 @@ mod tests {
     #[test]
     fn tools_have_the_names_that_clients_know_and_schemas_that_hold_together() {
         let names: Vec<String> = all().iter().map(|t| t.name.to_string()).collect();
-        let known = ["predict", "predict_batch", "predict_long", "route", "decide", "preset", "status"];
+        let known = [
+            "predict",
+            "predict_batch",
+            "predict_long",
+            "route",
+            "route_batch",
+            "decide",
+            "shortlist",
+            "tournament",
+            "preset",
+            "status",
+        ];
         assert_eq!(names, known.map(|n| format!("laya_{n}")));
         for tool in all() {
             let schema = &tool.input_schema;

@@ -118,6 +118,16 @@ impl Service {
                 .map(|state| agent.predict_long(state, asked, *window, *stride, options))
                 .collect::<Result<Vec<_>, _>>()
                 .map(plain),
+            Task::Shortlist { k } => states
+                .iter()
+                .map(|state| agent.predict_shortlist(state, asked, *k, options))
+                .collect::<Result<Vec<_>, _>>()
+                .map(plain),
+            Task::Tournament { group } => states
+                .iter()
+                .map(|state| agent.predict_tournament(state, asked, *group, options))
+                .collect::<Result<Vec<_>, _>>()
+                .map(plain),
             Task::Decide { schema } => agent.decide_batch(states, schema, options).map(|decisions| {
                 decisions
                     .into_iter()

@@ -12,7 +12,7 @@ use tilewright_decide::{Gate, Prediction};
 use tokio::sync::Semaphore;
 
 use crate::config::{Limits, Timing, Tournament};
-use crate::engine::{Engine, Failure, Mailbox};
+use crate::engine::{Engine, Failure, Late, Mailbox, Spent};
 use crate::fault::Fault;
 use crate::metrics::Metrics;
 use crate::models::Models;
@@ -29,6 +29,16 @@ pub enum Task {
         window: Option<usize>,
         /// Tokens from one to the next.
         stride: Option<usize>,
+    },
+    /// The answers, where each choice keeps the options that are most similar to the question and the state.
+    Shortlist {
+        /// So many of them.
+        k: usize,
+    },
+    /// The answers, where large choices are narrowed in groups and the probabilities are those of the last round.
+    Tournament {
+        /// Options of a group.
+        group: usize,
     },
     /// Values in the shape of a JSON schema, which asks instead of the questions.
     Decide {
@@ -84,6 +94,8 @@ pub struct Reply {
     pub outcomes: Vec<Outcome>,
     /// From the start of the work to its end.
     pub took: Duration,
+    /// The engine's share of it.
+    pub spent: Spent,
 }
 
 impl From<Failure> for Fault {
@@ -92,6 +104,25 @@ impl From<Failure> for Fault {
             Failure::Cancelled => Fault::Cancelled,
             Failure::Deadline => Fault::Deadline,
             Failure::Full { tokens } => Fault::Busy(format!("server busy: {tokens} tokens wait; try again later")),
+            Failure::NoTime(late) => {
+                let Late { alone, done, left, .. } = late;
+                let (retry, tenth) = (late.retry(), |seconds: f64| (seconds * 10.0).round() / 10.0);
+                let message = if alone > left {
+                    format!(
+                        "this request alone would take about {} s here, and it has {}; send less in one request, or allow more time",
+                        tenth(alone),
+                        tenth(left)
+                    )
+                } else {
+                    format!(
+                        "server busy: this request would be answered after about {} s, and it has {}, or would make others late; try again in {} s",
+                        tenth(done),
+                        tenth(left),
+                        retry.as_secs_f64().ceil()
+                    )
+                };
+                Fault::NoTime { message, retry }
+            }
             Failure::TooManyTokens { tokens, most } => {
                 Fault::TooLarge(format!("the request needs {tokens} tokens in one pass; the limit is {most}"))
             }
@@ -210,13 +241,13 @@ impl Service {
         let work = tokio::task::spawn_blocking(move || {
             let outcomes = service.answer(&call, &mailbox);
             drop(place);
-            outcomes
+            outcomes.map(|outcomes| (outcomes, mailbox.spent()))
         });
         let result = work.await;
         drop(leaving);
         let took = start.elapsed();
         match result {
-            Ok(outcomes) => outcomes.map(|outcomes| Reply { outcomes, took }),
+            Ok(outcomes) => outcomes.map(|(outcomes, spent)| Reply { outcomes, took, spent }),
             Err(error) => Err(Fault::Failed(format!("answering panicked: {error}"))),
         }
     }

@@ -48,7 +48,7 @@ pub fn open(dir: &Path) -> Agent<Laya> {
 pub fn real(name: Option<&str>, dir: &Path) -> ModelSource {
     let folder = dir.to_owned();
     let loader: Loader = Arc::new(move || {
-        let load = LoadOptions { copy_table: true, ..LoadOptions::default() };
+        let load = LoadOptions { mapped: false, ..LoadOptions::default() };
         Ok(Loaded::from(Agent::open(&folder, &OpenOptions { load, hash: true, ..OpenOptions::default() })?))
     });
     ModelSource { name: name.map(str::to_owned), dir: Some(dir.to_owned()), loader }

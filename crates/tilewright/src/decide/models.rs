@@ -243,7 +243,7 @@ impl ModelArgs {
             let device = name.open()?;
             let usual = if device.is_gpu() { GPU_PACK_TOKENS } else { PACK_TOKENS };
             let (pack_tokens, serving) = (served_packs.unwrap_or(usual), served_packs.is_some());
-            let options = LoadOptions { precision, device, pack_tokens, sha256: None, copy_table: serving };
+            let options = LoadOptions { precision, device, pack_tokens, sha256: None, mapped: !serving };
             let checkpoint = Checkpoint::open(dir, options.sha256.as_ref())?;
             let tokenizer = Tokenizer::open(&dir.join("tokenizer"))?;
             let sha256 = match (sha256, hash) {

@@ -53,6 +53,76 @@ fn a_client_that_does_not_read_is_let_go() {
     server.is_well();
 }
 
+/// A request whose answer no buffer on the way holds.
+fn large() -> String {
+    let questions: Vec<String> =
+        (0..64).map(|i| format!(r#""q{i}": {{"type": "noul", "instructions": "Is it so?"}}"#)).collect();
+    format!(r#"{{"state": "{}", "questions": {{{}}}}}"#, "a b c d ".repeat(6_000), questions.join(", "))
+}
+
+#[test]
+fn clients_that_take_a_byte_now_and_then_are_cut_off_and_nobody_waits_for_them() {
+    let mut server = Server::start(&["--write-timeout", "2"], &[]);
+    let body = large();
+    let whole = server.post("/laya/v1/explain", &body);
+    assert_eq!(whole.status, 200, "{}", String::from_utf8_lossy(&whole.body));
+    let before = server.resident();
+    let ask = format!("POST /laya/v1/explain HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let mut streams: Vec<TcpStream> = (0..6).map(|_| server.connect()).collect();
+    for stream in &mut streams {
+        stream.write_all(ask.as_bytes()).unwrap();
+    }
+    let open = |server: &Server| server.metric("tilewright_connections_open");
+    let end = Instant::now() + Duration::from_secs(60);
+    // The one connection that remains is the one that asks.
+    while open(&server) > 1.0 {
+        assert!(Instant::now() < end, "{} are still open", open(&server));
+        for stream in &mut streams {
+            let _ = stream.read(&mut [0]);
+        }
+        assert_eq!(server.post("/laya/v1/systemone", ASK).status, 200, "others are answered meanwhile");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    // What the system had taken already may still be read; the answer is never whole.
+    for stream in &mut streams {
+        let mut out = Vec::new();
+        let _ = stream.read_to_end(&mut out);
+        assert!(out.len() < whole.body.len(), "{} of {} bytes", out.len(), whole.body.len());
+    }
+    let grown = server.resident().saturating_sub(before);
+    assert!(grown < 200 << 20, "{grown} bytes are held on to");
+    eprintln!(
+        "an answer of {} bytes, {} MiB more resident after six that did not take theirs",
+        whole.body.len(),
+        grown >> 20
+    );
+    server.is_well();
+}
+
+#[test]
+fn a_client_that_reads_slowly_but_in_time_gets_all_of_it() {
+    let mut server = Server::start(&["--write-timeout", "20"], &[]);
+    let body = large();
+    let whole = server.post("/laya/v1/explain", &body).body;
+    let mut stream = server.connect();
+    let ask = format!(
+        "POST /laya/v1/explain HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(ask.as_bytes()).unwrap();
+    let mut out = Vec::new();
+    let mut chunk = vec![0; whole.len() / 20];
+    loop {
+        match stream.read(&mut chunk).unwrap() {
+            0 => break,
+            n => out.extend_from_slice(&chunk[..n]),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(out.ends_with(&whole), "{} of {} bytes", out.len(), whole.len());
+    server.is_well();
+}
+
 #[test]
 fn ten_thousand_idle_connections_shut_nobody_out() {
     const MANY: usize = 10_000;

@@ -77,6 +77,75 @@ fn a_broken_checkpoint_put_in_its_place_is_told_and_the_old_one_stays() {
     server.is_well();
 }
 
+/// Cuts a file where it lies, as `cp` over it does for a moment.
+fn cut(path: &Path, to: u64) {
+    std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(to).unwrap();
+}
+
+#[test]
+fn a_checkpoint_cut_in_place_while_it_is_served_is_told_and_the_answers_stay() {
+    let mut server = Server::start(&["--watch", "1"], &[]);
+    let weights = server.model.join("model.safetensors");
+    let content = std::fs::read(&weights).unwrap();
+    let before = server.post("/laya/v1/systemone", ASK).json();
+    for to in [content.len() as u64 / 2, 100, 0] {
+        cut(&weights, to);
+        let failures = server.metric("tilewright_model_load_failures_total");
+        // Texts that were not asked before: rows of the embedding table that were never looked at.
+        for i in 0..50u32 {
+            let letters: String = (0..12).filter_map(|k| char::from_u32(0x21 + (i * 97 + k * 31) % 0x1f00)).collect();
+            let body =
+                serde_json::json!({"state": letters, "questions": {"q": {"type": "noul", "instructions": "Is it?"}}});
+            assert_eq!(server.post("/laya/v1/systemone", body.to_string()).status, 200, "{letters}");
+        }
+        until("the cut is told", || server.metric("tilewright_model_load_failures_total") > failures);
+        assert_eq!(server.post("/laya/v1/systemone", ASK).json(), before, "cut to {to}");
+        assert!(server.get("/health").json()["models"][0]["error"].is_string());
+    }
+    let reloads = server.metric("tilewright_model_reloads_total");
+    std::fs::write(&weights, &content).unwrap();
+    until("it is whole again", || server.metric("tilewright_model_reloads_total") > reloads);
+    assert!(server.get("/health").json()["models"][0]["error"].is_null());
+    assert_eq!(server.post("/laya/v1/systemone", ASK).json(), before);
+    server.is_well();
+}
+
+#[test]
+fn a_checkpoint_cut_in_place_while_it_is_loaded_does_not_load_and_does_no_more_harm() {
+    let mut server = Server::start(&["--watch", "0"], &[]);
+    let weights = server.model.join("model.safetensors");
+    let content = std::fs::read(&weights).unwrap();
+    let before = server.post("/laya/v1/systemone", ASK).json();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                cut(&weights, 0);
+                std::fs::write(&weights, &content).unwrap();
+                std::thread::sleep(Duration::from_millis(3));
+            }
+        });
+        let end = Instant::now() + Duration::from_secs(6);
+        while Instant::now() < end {
+            server.signal(rustix::process::Signal::HUP);
+            std::thread::sleep(Duration::from_millis(5));
+            // A server that is gone answers nothing; the test ends by its words below.
+            if server.child.try_wait().unwrap().is_some() {
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    server.is_well();
+    let (loads, failures) =
+        (server.metric("tilewright_model_reloads_total"), server.metric("tilewright_model_load_failures_total"));
+    eprintln!("{loads} loads beside the cutting, {failures} that failed");
+    assert!(failures > 0.0 && loads + failures > 5.0, "{loads} loads, {failures} failures");
+    server.signal(rustix::process::Signal::HUP);
+    until("a load that is not disturbed", || server.metric("tilewright_model_reloads_total") > loads);
+    assert_eq!(server.post("/laya/v1/systemone", ASK).json(), before);
+}
+
 #[test]
 fn a_full_disk_under_the_audit_file_costs_no_answer_and_is_told() {
     if !Path::new("/dev/full").exists() {

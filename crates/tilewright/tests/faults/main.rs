@@ -8,3 +8,4 @@ mod bodies;
 mod clients;
 mod files;
 mod load;
+mod protocol;

@@ -100,9 +100,9 @@ fn a_client_is_greeted_and_told_of_the_tools() {
     );
     let tools = talk.ask("tools/list", json!({}))["result"]["tools"].clone();
     let names: Vec<&str> = tools.as_array().unwrap().iter().map(|t| t["name"].as_str().unwrap()).collect();
-    let all = ["predict", "predict_batch", "predict_long", "route", "decide", "preset", "status"]
-        .map(|n| format!("laya_{n}"));
-    assert_eq!(names, all);
+    // Those of the laya package's server.
+    let all = "predict predict_batch predict_long route route_batch decide shortlist tournament preset status";
+    assert_eq!(names, all.split(' ').map(|n| format!("laya_{n}")).collect::<Vec<_>>());
     assert!(tools.as_array().unwrap().iter().all(|t| t["inputSchema"]["type"] == "object"));
     assert_eq!(talk.ask("ping", json!({}))["result"], json!({}));
 }
@@ -145,6 +145,26 @@ fn every_tool_answers() {
     let (route, failed) = talk.tool("laya_route", json!({"state": "hello"}));
     assert!(!failed && route["reason"].is_string(), "{route}");
 
+    let requests = json!({"requests": [{"state": "hello"}, {"state": {"text": "Hallo"}}, {"questions": {}}]});
+    let (routes, failed) = talk.tool("laya_route_batch", requests);
+    assert!(!failed && routes["decisions"][1]["reason"].is_string(), "{routes}");
+    assert!(routes["decisions"][2]["message"].as_str().unwrap().contains("state"), "{routes}");
+    assert_eq!(routes["model_counts"], json!({"model": 2}));
+
+    let queues: Vec<String> = (0..120).map(|i| format!("queue {i}")).collect();
+    let many = json!({"queue": {"type": "choice", "instructions": "Which?", "criteria": queues, "option_order": (0..120).collect::<Vec<_>>()}});
+    let (short, failed) = talk.tool("laya_shortlist", json!({"state": "queue 7", "questions": many, "k": 5}));
+    assert!(!failed, "{short}");
+    let kept = short["shortlist"]["queue"]["labels"].as_array().unwrap();
+    assert!(kept.len() == 5 && kept.contains(&short["answers"]["queue"]["choice"]), "{short}");
+    assert_eq!((&short["shortlist"]["queue"]["k"], &short["shortlist"]["queue"]["n"]), (&json!(5), &json!(120)));
+    assert!(short["warnings"][0].as_str().unwrap().contains("option_order"), "{short}");
+    let (won, failed) = talk.tool("laya_tournament", json!({"state": "queue 7", "questions": many, "group_size": 6}));
+    assert!(!failed, "{won}");
+    let finalists = won["tournament"]["queue"]["labels"].as_array().unwrap();
+    assert!(finalists.len() <= 6 && finalists.contains(&won["answers"]["queue"]["choice"]), "{won}");
+    assert_eq!((&won["tournament"]["queue"]["n"], &won["tournament"]["queue"]["rounds"]), (&json!(120), &json!(2)));
+
     let schema = json!({"type": "object", "properties": {"team": {"enum": ["billing", "support"]}, "urgent": {"type": "boolean"}}});
     let (decided, failed) = talk.tool("laya_decide", json!({"state": "My card was charged twice", "schema": schema}));
     let text = decided.to_string();
@@ -178,6 +198,9 @@ fn what_a_caller_did_wrong_is_told_in_the_result() {
         ),
         ("laya_preset", json!({"preset": "horoscope", "state": "a"}), "triage"),
         ("laya_route", json!({}), "state"),
+        ("laya_route_batch", json!({"requests": []}), "requests"),
+        ("laya_shortlist", json!({"state": "a", "questions": ask()["questions"], "k": 0}), "k"),
+        ("laya_tournament", json!({"state": "a", "questions": ask()["questions"], "group_size": 1}), "group_size"),
     ] {
         let (answer, failed) = talk.tool(name, arguments);
         assert!(
