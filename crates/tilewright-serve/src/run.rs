@@ -138,6 +138,8 @@ async fn upkeep(state: Arc<AppState>) {
         let watch = tokio::select! {
             _ = look.tick(), if !timing.watch.is_zero() => true,
             _ = idle.tick(), if !timing.unload.is_zero() => false,
+            // Neither is wanted.
+            else => return,
         };
         let models = state.service.models.clone();
         let unload = timing.unload;

@@ -5,6 +5,8 @@ use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use super::served::{ASK, Server, read};
 
 #[test]
@@ -53,21 +55,27 @@ fn a_client_that_does_not_read_is_let_go() {
     server.is_well();
 }
 
-/// A request whose answer no buffer on the way holds.
+/// A request whose answer, 6 MB, no buffer of the system holds.
 fn large() -> String {
-    let questions: Vec<String> =
-        (0..64).map(|i| format!(r#""q{i}": {{"type": "noul", "instructions": "Is it so?"}}"#)).collect();
-    format!(r#"{{"state": "{}", "questions": {{{}}}}}"#, "a b c d ".repeat(6_000), questions.join(", "))
+    let option = |i: usize, k: usize| format!("{i} {k} {}", "long name ".repeat(80));
+    let question = |i: usize| {
+        let criteria: Vec<String> = (0..100).map(|k| option(i, k)).collect();
+        (format!("q{i}"), json!({"type": "choice", "instructions": "Which?", "criteria": criteria}))
+    };
+    let questions: serde_json::Map<_, _> = (0..5).map(question).collect();
+    let states: Vec<String> = (0..16).map(|i| format!("state {i}")).collect();
+    json!({"states": states, "questions": questions}).to_string()
 }
 
 #[test]
 fn clients_that_take_a_byte_now_and_then_are_cut_off_and_nobody_waits_for_them() {
     let mut server = Server::start(&["--write-timeout", "2"], &[]);
     let body = large();
-    let whole = server.post("/laya/v1/explain", &body);
+    let whole = server.post("/laya/v1/systemone/batch", &body);
     assert_eq!(whole.status, 200, "{}", String::from_utf8_lossy(&whole.body));
     let before = server.resident();
-    let ask = format!("POST /laya/v1/explain HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let ask =
+        format!("POST /laya/v1/systemone/batch HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     let mut streams: Vec<TcpStream> = (0..6).map(|_| server.connect()).collect();
     for stream in &mut streams {
         stream.write_all(ask.as_bytes()).unwrap();
@@ -103,10 +111,10 @@ fn clients_that_take_a_byte_now_and_then_are_cut_off_and_nobody_waits_for_them()
 fn a_client_that_reads_slowly_but_in_time_gets_all_of_it() {
     let mut server = Server::start(&["--write-timeout", "20"], &[]);
     let body = large();
-    let whole = server.post("/laya/v1/explain", &body).body;
+    let whole = server.post("/laya/v1/systemone/batch", &body).body;
     let mut stream = server.connect();
     let ask = format!(
-        "POST /laya/v1/explain HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        "POST /laya/v1/systemone/batch HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     );
     stream.write_all(ask.as_bytes()).unwrap();

@@ -111,6 +111,13 @@ fn a_checkpoint_cut_in_place_while_it_is_served_is_told_and_the_answers_stay() {
 }
 
 #[test]
+fn a_server_that_is_told_to_watch_nothing_has_nothing_that_panics() {
+    let mut server = Server::start(&["--watch", "0", "--unload-after", "0"], &[]);
+    std::thread::sleep(Duration::from_millis(300));
+    server.is_well();
+}
+
+#[test]
 fn a_checkpoint_cut_in_place_while_it_is_loaded_does_not_load_and_does_no_more_harm() {
     let mut server = Server::start(&["--watch", "0"], &[]);
     let weights = server.model.join("model.safetensors");
@@ -128,7 +135,7 @@ fn a_checkpoint_cut_in_place_while_it_is_loaded_does_not_load_and_does_no_more_h
         let end = Instant::now() + Duration::from_secs(6);
         while Instant::now() < end {
             server.signal(rustix::process::Signal::HUP);
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(20));
             // A server that is gone answers nothing; the test ends by its words below.
             if server.child.try_wait().unwrap().is_some() {
                 break;
