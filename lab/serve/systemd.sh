@@ -19,10 +19,10 @@ install -m 644 "$repo/deploy/tilewright.service" "$root/etc/systemd/system/tilew
 install -d -m 700 "$root/etc/tilewright"
 echo 'alice:first-secret' >"$root/etc/tilewright/keys"
 chmod 600 "$root/etc/tilewright/keys"
-rm -rf "$root/root/other" "$root/var/lib/tilewright-models" "$root/var/log/private/tilewright" "$root/result.txt"
+rm -rf "$root/srv/other" "$root/var/lib/tilewright-models" "$root/var/log/private/tilewright" "$root/result.txt"
 mkdir -p "$root/var/lib/tilewright-models"
 "$tilewright" decide demo "$root/var/lib/tilewright-models/laya" >/dev/null
-"$tilewright" decide demo --seed 7 "$root/root/other" >/dev/null
+"$tilewright" decide demo --seed 7 "$root/srv/other" >/dev/null
 mkdir -p "$root/etc/systemd/system/multi-user.target.wants"
 ln -sf ../tilewright.service "$root/etc/systemd/system/multi-user.target.wants/tilewright.service"
 # Runs inside, once the service is there, and turns the system off.
@@ -53,7 +53,7 @@ inside sh -c 'touch /usr/local/x' 2>/dev/null && echo "CAN WRITE to /usr" || ech
 inside sh -c 'touch /var/lib/tilewright-models/x' 2>/dev/null && echo "CAN WRITE to its models" || echo "cannot write to its models"
 inside sh -c 'cat /etc/tilewright/keys' >/dev/null 2>&1 && echo "CAN READ the file of keys" || echo "cannot read the file of keys, only its credential"
 before=$(cat /tmp/answer; ask first-secret >/dev/null; cat /tmp/answer)
-cp -r /root/other/. /var/lib/tilewright-models/laya/
+cp -r /srv/other/. /var/lib/tilewright-models/laya/
 echo 'alice:second-secret' >/etc/tilewright/keys
 systemctl reload tilewright && sleep 3
 after=$(ask first-secret >/dev/null; cat /tmp/answer)
