@@ -9,13 +9,10 @@ use cubecl::ir::{ElemType, UIntKind};
 use tilewright_core::{DType, Result};
 
 use crate::Tensor;
-use crate::matmul::gpu::matrix::{Pack, as_packs, fragment, native, only_if, put_pack, short, words};
+use crate::matmul::gpu::matrix::{Pack, Quad, as_packs, fragment, native, only_if, packed, put_pack, words};
 use crate::matmul::gpu::shape;
 use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::prelude::*;
-
-/// Four numbers of a strip: fragments are stored by 16 bytes.
-pub(crate) type Quad = Vector<f32, Const<4>>;
 
 /// Planes of a group.
 pub(crate) const PLANES: usize = 4;
@@ -281,17 +278,6 @@ pub(crate) fn eight(patch: &mut Shared<[Quad]>, values: &mut Array<f32>, #[compt
 pub(crate) fn weights_at(#[comptime] column: usize, #[comptime] u: Units) -> usize {
     let row = PLANE_POS as usize * comptime!(u.tile[0]) + unit_row(u);
     row * comptime!(u.weights_line()) + comptime!(column / 8) + UNIT_POS_PLANE as usize % comptime!(u.sharing())
-}
-
-/// Eight numbers in the factors' type.
-#[cube]
-pub(crate) fn packed(values: &Array<f32>, #[comptime] bf16: bool) -> Pack {
-    let mut pack = Pack::new(0u32);
-    #[unroll]
-    for i in 0..4usize {
-        pack.insert(i, short(values[i * 2], bf16) | (short(values[i * 2 + 1], bf16) << 16u32));
-    }
-    pack
 }
 
 /// Adds the product of a plane's weights and the rows of the other side to its sums. The plane meets in front of it.

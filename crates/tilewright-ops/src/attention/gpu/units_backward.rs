@@ -6,7 +6,7 @@ use tilewright_core::Result;
 
 use super::units::*;
 use crate::Tensor;
-use crate::matmul::gpu::matrix::{Pack, as_packs, put_pack};
+use crate::matmul::gpu::matrix::{Pack, Quad, as_packs, packed, put_pack};
 use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::prelude::*;
 

@@ -8,13 +8,16 @@ use cubecl::ir::{ElemType, FloatKind, UIntKind};
 use tilewright_core::{DType, Result};
 
 use super::shape::{self, Blocks};
-use super::{Epilogue, Product, finish};
+use super::{Epilogue, Product, applied, finish};
 use crate::Tensor;
 use crate::runtime::gpu::prelude::*;
 use crate::runtime::gpu::{Gpu, MatrixTile};
 
 /// Eight elements of 16 bits.
 pub(crate) type Pack = Vector<u32, Const<4>>;
+
+/// Four sums: fragments are stored by 16 bytes.
+pub(crate) type Quad = Vector<f32, Const<4>>;
 
 /// How an operand is read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -54,11 +57,15 @@ pub(crate) struct Shape {
     tile: [usize; 3],
     plane: usize,
     slices: [Slice; 2],
+    /// Rows of the result are whole packs; else its elements are written one by one.
+    even: bool,
+    /// Whether `pre` and `out` are f32.
+    wide: [bool; 2],
 }
 
 /// What a factor keeps of an f32, in 16 bits.
 #[cube]
-pub(crate) fn short(x: f32, #[comptime] bf16: bool) -> u32 {
+fn short(x: f32, #[comptime] bf16: bool) -> u32 {
     if comptime![bf16] { kept_bf16(x) } else { u32::cast_from(u16::reinterpret(half::f16::cast_from(kept_f16(x)))) }
 }
 
@@ -218,6 +225,109 @@ pub(crate) fn fragment<F: Numeric, S: Numeric>(
     x
 }
 
+/// Eight numbers in the factors' type.
+#[cube]
+pub(crate) fn packed(values: &Array<f32>, #[comptime] bf16: bool) -> Pack {
+    let mut pack = Pack::new(0u32);
+    #[unroll]
+    for i in 0..4usize {
+        pack.insert(i, short(values[i * 2], bf16) | (short(values[i * 2 + 1], bf16) << 16u32));
+    }
+    pack
+}
+
+/// Writes eight numbers from element `at` on, a multiple of eight.
+#[cube]
+fn put_eight(packs: &mut [Pack], at: usize, values: &Array<f32>, #[comptime] wide: bool, #[comptime] bf16: bool) {
+    if comptime![wide] {
+        let mut low = Pack::new(0u32);
+        let mut high = Pack::new(0u32);
+        #[unroll]
+        for i in 0..4usize {
+            low.insert(i, u32::reinterpret(values[i]));
+            high.insert(i, u32::reinterpret(values[i + 4]));
+        }
+        packs[at / 4] = low;
+        packs[at / 4 + 1] = high;
+    } else {
+        packs[at / 8] = packed(values, bf16);
+    }
+}
+
+/// Reads eight numbers from element `at` on, a multiple of eight.
+#[cube]
+fn get_eight(packs: &mut [Pack], at: usize, values: &mut Array<f32>, #[comptime] wide: bool, #[comptime] bf16: bool) {
+    if comptime![wide] {
+        let (low, high) = (packs[at / 4], packs[at / 4 + 1]);
+        #[unroll]
+        for i in 0..4usize {
+            values[i] = f32::reinterpret(low.extract(i));
+            values[i + 4] = f32::reinterpret(high.extract(i));
+        }
+    } else {
+        let pack = packs[at / 8];
+        #[unroll]
+        for i in 0..4usize {
+            let word = pack.extract(i);
+            values[i * 2] = long(word & 0xFFFFu32, bf16);
+            values[i * 2 + 1] = long(word >> 16u32, bf16);
+        }
+    }
+}
+
+/// A 16-bit number as f32.
+#[cube]
+fn long(bits: u32, #[comptime] bf16: bool) -> f32 {
+    if comptime![bf16] {
+        f32::reinterpret(bits << 16u32)
+    } else {
+        f32::cast_from(half::f16::reinterpret(u16::cast_from(bits)))
+    }
+}
+
+/// [`finish`] for eight sums of a row, 16 bytes at a time.
+#[cube]
+fn finish_eight<C: Numeric>(
+    sums: &Array<f32>,
+    column: usize,
+    at: usize,
+    bias: &[C],
+    pre: &mut [Pack],
+    out: &mut [Pack],
+    #[comptime] e: Epilogue,
+    #[comptime] wide: [bool; 2],
+) {
+    let mut values = Array::<f32>::new(8usize);
+    #[unroll]
+    for i in 0..8usize {
+        values[i] = sums[i];
+        if comptime![e.bias] {
+            values[i] = sums[i] + widen::<C>(bias[column + i], e.bf16[2]);
+        }
+    }
+    if comptime![e.pre_out] {
+        put_eight(pre, at, &values, wide[0], e.bf16[3]);
+    }
+    let mut beside = Array::<f32>::new(8usize);
+    let mut before = Array::<f32>::new(8usize);
+    #[unroll]
+    for i in 0..8usize {
+        beside[i] = 0.0f32;
+        before[i] = 0.0f32;
+    }
+    if comptime![e.slope || e.add] {
+        get_eight(pre, at, &mut beside, wide[0], e.bf16[3]);
+    }
+    if comptime![e.accumulate] {
+        get_eight(out, at, &mut before, wide[1], e.bf16[4]);
+    }
+    #[unroll]
+    for i in 0..8usize {
+        values[i] = applied(values[i], beside[i], before[i], e);
+    }
+    put_eight(out, at, &values, wide[1], e.bf16[4]);
+}
+
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 fn matrix_kernel<F: Numeric, S: Numeric, A: Numeric, B: Numeric, C: Numeric, P: Numeric, O: Numeric>(
@@ -228,6 +338,8 @@ fn matrix_kernel<F: Numeric, S: Numeric, A: Numeric, B: Numeric, C: Numeric, P: 
     bias: &[C],
     pre: &mut [P],
     out: &mut [O],
+    pre_packs: &mut [Pack],
+    out_packs: &mut [Pack],
     m: usize,
     n: usize,
     k: usize,
@@ -256,7 +368,7 @@ fn matrix_kernel<F: Numeric, S: Numeric, A: Numeric, B: Numeric, C: Numeric, P: 
     let spread = comptime!(if sa.words { 1usize } else { 2usize });
     let mut memory = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(stage * s.blocks.stages * spread));
     // Fragments start at multiples of 16 bytes.
-    let mut patch = Shared::<[f32]>::new_aligned_slice(comptime!(s.blocks.planes() * tm * tn), 16usize);
+    let mut patch = Shared::<[Quad]>::new_slice(comptime!(s.blocks.planes() * tm * tn / 4));
     let own = PLANE_POS as usize;
     let across = comptime!(bn / wn);
     let (down, right) = (own / across * wm, own % across * wn);
@@ -314,7 +426,9 @@ fn matrix_kernel<F: Numeric, S: Numeric, A: Numeric, B: Numeric, C: Numeric, P: 
             }
         }
         let lane = UNIT_POS_PLANE as usize;
-        let mine = own * comptime!(tm * tn);
+        let mine = own * comptime!(tm * tn / 4);
+        let runs = comptime!(tm * tn / 8);
+        let mut values = Array::<f32>::new(8usize);
         #[unroll]
         for i in 0..fm {
             #[unroll]
@@ -323,13 +437,28 @@ fn matrix_kernel<F: Numeric, S: Numeric, A: Numeric, B: Numeric, C: Numeric, P: 
                 cmma::store(&mut patch[mine..mine + 1], total, comptime!(tn as u32), cmma::MatrixLayout::RowMajor);
                 sync_plane();
                 #[unroll]
-                for x in 0..comptime!(tm * tn / s.plane) {
-                    let at = x * comptime!(s.plane) + lane;
-                    let row = row0 + down + i * tm + at / tn;
-                    let column = col0 + right + j * tn + at % tn;
-                    if row < m {
-                        if column < n {
-                            finish::<C, P, O>(patch[mine + at], column, row * ld + column, bias, pre, out, e);
+                for x in 0..comptime!(runs.div_ceil(s.plane)) {
+                    // Eight sums of a row.
+                    let run = x * comptime!(s.plane) + lane;
+                    let row = row0 + down + i * tm + run * 8 / tn;
+                    let column = col0 + right + j * tn + run * 8 % tn;
+                    if run < runs && row < m && column < n {
+                        let (low, high) = (patch[mine + run * 2], patch[mine + run * 2 + 1]);
+                        #[unroll]
+                        for v in 0..4usize {
+                            values[v] = low.extract(v);
+                            values[v + 4] = high.extract(v);
+                        }
+                        let at = row * ld + column;
+                        if comptime![s.even] {
+                            finish_eight::<C>(&values, column, at, bias, pre_packs, out_packs, e, s.wide);
+                        } else {
+                            #[unroll]
+                            for v in 0..8usize {
+                                if column + v < n {
+                                    finish::<C, P, O>(values[v], column + v, at + v, bias, pre, out, e);
+                                }
+                            }
                         }
                     }
                 }
@@ -502,6 +631,10 @@ impl Way {
             tile: [self.tile.m, self.tile.n, self.tile.k],
             plane: self.plane,
             slices: [slice(0), slice(1)],
+            even: n.is_multiple_of(8)
+                && ld.is_multiple_of(8)
+                && [3, 4].iter().all(|&i| tensors[i].offset.is_multiple_of(16)),
+            wide: [3, 4].map(|i| tensors[i].dtype() == DType::F32),
         };
         let [x, y, bias, pre, to] = tensors;
         let one = |operand: usize| match self.sources[operand] {
@@ -526,6 +659,8 @@ impl Way {
                 gpu.arg(op, bias)?,
                 gpu.arg(op, pre)?,
                 gpu.arg(op, to)?,
+                as_packs(gpu, op, pre)?,
+                as_packs(gpu, op, to)?,
                 m,
                 n,
                 k,

@@ -49,7 +49,29 @@ pub(crate) struct Epilogue {
     bf16: [bool; 5],
 }
 
-/// What becomes of a sum.
+/// What becomes of a sum with its bias; `pre` and `before` are the elements at its place, or anything where the epilogue has no use for them.
+#[cube]
+fn applied(sum: f32, pre: f32, before: f32, #[comptime] e: Epilogue) -> f32 {
+    let mut value = sum;
+    if comptime![e.gelu] {
+        value = gelu_value(value, e.erf);
+    }
+    if comptime![e.slope] {
+        value *= gelu_slope(pre, e.erf);
+    }
+    if comptime![e.relu] {
+        value = select(value < 0.0f32, 0.0f32, value);
+    }
+    if comptime![e.add] {
+        value += pre;
+    }
+    if comptime![e.accumulate] {
+        value += before;
+    }
+    value
+}
+
+/// Writes what becomes of a sum.
 #[cube]
 fn finish<C: Numeric, P: Numeric, O: Numeric>(
     sum: f32,
@@ -67,22 +89,15 @@ fn finish<C: Numeric, P: Numeric, O: Numeric>(
     if comptime![e.pre_out] {
         pre[at] = narrow::<P>(value, e.bf16[3]);
     }
-    if comptime![e.gelu] {
-        value = gelu_value(value, e.erf);
+    let mut beside = 0.0f32;
+    if comptime![e.slope || e.add] {
+        beside = widen::<P>(pre[at], e.bf16[3]);
     }
-    if comptime![e.slope] {
-        value *= gelu_slope(widen::<P>(pre[at], e.bf16[3]), e.erf);
-    }
-    if comptime![e.relu] {
-        value = select(value < 0.0f32, 0.0f32, value);
-    }
-    if comptime![e.add] {
-        value += widen::<P>(pre[at], e.bf16[3]);
-    }
+    let mut before = 0.0f32;
     if comptime![e.accumulate] {
-        value += widen::<O>(out[at], e.bf16[4]);
+        before = widen::<O>(out[at], e.bf16[4]);
     }
-    out[at] = narrow::<O>(value, e.bf16[4]);
+    out[at] = narrow::<O>(applied(value, beside, before, e), e.bf16[4]);
 }
 
 #[cube(launch_unchecked)]

@@ -26,6 +26,8 @@ pub(crate) mod memory;
 pub(crate) mod metal;
 #[cfg(test)]
 mod speed;
+#[cfg(all(test, feature = "vulkan"))]
+mod spirv;
 #[cfg(test)]
 mod sweep;
 #[cfg(test)]

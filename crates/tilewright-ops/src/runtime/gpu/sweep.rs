@@ -38,13 +38,19 @@ impl Layer {
     fn new(device: &Device, form: Form, [a, b, out]: [DType; 3], size: [usize; 3], shift: usize) -> Self {
         let [m, n, k] = size;
         let mut rng = Random::new(7);
-        // No two rows are alike: the pattern's length is prime.
-        let pattern: Vec<f32> = (0..65_537).map(|_| rng.normal(0.5)).collect();
+        // The pattern's length is prime, so that no two rows near each other are alike; what is longer is filled on the device.
+        let pattern: Vec<f32> = (0..(m * k).max(n * k).min(1_000_003)).map(|_| rng.normal(0.5)).collect();
         let filled = |dtype, count: usize, from: usize| {
             let whole = Tensor::zeros(device, dtype, &[count + shift]).unwrap();
             let t = whole.slice(shift, &[count]).unwrap();
-            let values: Vec<f32> = (0..count).map(|i| pattern[(i + from) % pattern.len()]).collect();
-            t.write_f32(&values).unwrap();
+            let mut there = count.min(pattern.len());
+            let values: Vec<f32> = (0..there).map(|i| pattern[(i + from) % pattern.len()]).collect();
+            t.slice(0, &[there]).unwrap().write_f32(&values).unwrap();
+            while there < count {
+                let more = there.min(count - there);
+                t.slice(there, &[more]).unwrap().copy_from(&t.slice(0, &[more]).unwrap()).unwrap();
+                there += more;
+            }
             t
         };
         Layer {
@@ -244,6 +250,7 @@ fn sweep_of_variants_of_the_product() {
         let timed = !is_software(&device);
         let mut sweep =
             Sweep { device: device.clone(), started: Instant::now(), skipped: Vec::new(), wrong: Vec::new(), timed };
+        println!("{}: {:?}", device.name(), sweep.gpu().capabilities());
         let (f16, bf16, f32) = (DType::F16, DType::BF16, DType::F32);
         // Remainders of everything, elements that are aligned and elements that are not.
         for (form, size, shift) in [
