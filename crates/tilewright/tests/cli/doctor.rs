@@ -48,3 +48,41 @@ fn doctor_says_what_bf16_gains_here() {
     let portable = self::report(&[("TILEWRIGHT_ISA", "portable")]);
     assert!(portable["processor"]["bf16 products"].as_str().unwrap().contains("saves memory only"));
 }
+
+/// A build with NVIDIA's GPUs on a machine without one: what there is, is hidden.
+#[cfg(feature = "cuda")]
+mod without_a_gpu {
+    use super::{Path, report, tilewright_in};
+
+    const HIDDEN: (&str, &str) = ("CUDA_VISIBLE_DEVICES", "");
+    const TRAIN: [&str; 10] =
+        ["train", "--layers", "1", "--steps", "2", "--batch", "2", "--seq-len", "32", "--no-output"];
+
+    #[test]
+    fn doctor_says_why_cuda_cannot_be_used() {
+        let report = report(&[HIDDEN]);
+        let rows = &report["devices"];
+        let told = |row: &str| rows[row].as_str().is_some_and(|words| !words.is_empty());
+        assert!(told("cuda driver") && told("cuda nvrtc") && told("cuda cublaslt"), "{rows}");
+        let missing = |row: &str| rows[row].as_str().is_some_and(|words| words.starts_with("not found ("));
+        assert!(missing("cuda driver") || told("cuda devices"), "either no driver or what it says: {rows}");
+        assert!(report["advice"].to_string().contains("for --device cuda: "), "{}", report["advice"]);
+    }
+
+    #[test]
+    fn training_runs_on_the_processor() {
+        tilewright_in(Path::new("."), &TRAIN, &[HIDDEN]).ok();
+    }
+
+    #[test]
+    fn asking_for_cuda_is_refused_with_what_is_missing_and_never_falls_back() {
+        let checkpoint = concat!(env!("CARGO_MANIFEST_DIR"), "/../tilewright-models/tests/fixtures/laya/tiny-en");
+        let decide = ["decide", "--model", checkpoint, "--preset", "triage", "--state", "x"];
+        for words in [&TRAIN[..], &decide] {
+            let message = tilewright_in(Path::new("."), &[words, &["--device", "cuda"]].concat(), &[HIDDEN]).failed();
+            // Without a driver what is missing; with one its own word that there is no device.
+            assert!(message.contains("CUDA cannot be used: ") || message.contains("cuInit failed"), "{message}");
+            assert!(message.contains("install") || message.contains("device"), "what to do: {message}");
+        }
+    }
+}
