@@ -4,15 +4,17 @@
 Each setting is a process of its own, so that its memory is its own; `rounds` visits to each show the spread between visits.
 """
 import json
+import os
 import statistics
 import subprocess
 import sys
 
 ROUNDS, WARM, STEPS = 2, 5, 20
+DEVICE = os.environ.get("TILEWRIGHT_STEPS_DEVICE", "cuda")
 
 
 def visit(program, batch, recompute, precision="bf16", env=None):
-    words = [program, "bench-step", "--device", "cuda", "--precision", precision, "--batch", str(batch), "--seq-len", "1024"]
+    words = [program, "bench-step", "--device", DEVICE, "--precision", precision, "--batch", str(batch), "--seq-len", "1024"]
     arm = subprocess.Popen(
         words + ["--recompute", str(recompute), "--clip", "1", "--ring", "4"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
@@ -51,7 +53,7 @@ def main():
         print(f"B={row['batch']} T=1024 bf16, recompute {row['recompute']}: {row['median_ms']:.3f} ms (visits {', '.join(f'{m:.3f}' for m in medians)}), "
               f"{tokens / 1e3:.0f} k tokens/s, peak {row['peak_bytes'] / 1e9:.2f} GB, loss {row['losses'][0]:.3f} to {row['losses'][-1]:.3f}", flush=True)
     with open(out, "w") as file:
-        json.dump({"rounds": ROUNDS, "warm": WARM, "steps": STEPS, "rows": list(rows.values())}, file, indent=1)
+        json.dump({"device": DEVICE, "rounds": ROUNDS, "warm": WARM, "steps": STEPS, "rows": list(rows.values())}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -91,6 +91,8 @@ impl Device {
         match self {
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => Device::Null(Rc::new(Null::of_cuda(cuda.clone()))),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => Device::Null(Rc::new(Null::of_gpu(gpu.clone()))),
             Device::Null(null) => Device::Null(null.clone()),
             _ => Device::null(self.threads()),
         }
@@ -101,6 +103,28 @@ impl Device {
         match self {
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => cuda.free_bytes().map(|free| Some(free.saturating_sub(cuda::RESERVE_BYTES))),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => Ok(gpu.free_bytes()),
+            _ => Ok(None),
+        }
+    }
+
+    /// The GPU through Vulkan or Metal whose sizes count: the device itself, or what a planner stands for.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn gpu_sizes(&self) -> Option<&Rc<Gpu>> {
+        match self {
+            Device::Gpu(gpu) => Some(gpu),
+            Device::Null(null) => null.gpu(),
+            _ => None,
+        }
+    }
+
+    /// Measures a GPU through Vulkan or Metal for some milliseconds, so that no launch holds it for longer than a desktop bears. Says what was measured;
+    /// `None` where nothing needs to be.
+    pub fn calibrate(&self) -> tilewright_core::Result<Option<String>> {
+        match self {
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => gpu.calibrate(self).map(|()| Some(gpu.pace.describe())),
             _ => Ok(None),
         }
     }
@@ -118,6 +142,15 @@ impl Device {
     /// Whether it has memory of its own, into which files cannot be mapped.
     pub fn is_gpu(&self) -> bool {
         !matches!(self, Device::Cpu(_) | Device::Null(_))
+    }
+
+    /// Whether it is a driver that computes on the processor, which serves tests: they are reduced there.
+    pub fn is_software(&self) -> bool {
+        #[cfg(feature = "gpu")]
+        if let Device::Gpu(gpu) = self {
+            return gpu.adapter().is_software();
+        }
+        false
     }
 
     /// A short name for messages and records: `cpu (avx512, 2 threads)`, `null`.
@@ -144,11 +177,20 @@ impl Device {
         }
     }
 
-    /// Runs `work`; on a GPU also tells the milliseconds of its own clock that what was launched took, and waits for it.
+    /// Runs `work`; on a GPU also tells the milliseconds that what was launched took, and waits for it. On CUDA by the GPU's own clock; through Vulkan and
+    /// Metal by the host's, from when nothing was left to do until nothing is again.
     pub fn timed(&self, work: impl FnOnce() -> tilewright_core::Result<()>) -> tilewright_core::Result<Option<f32>> {
         match self {
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => cuda.timed(work).map(Some),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => {
+                gpu.synchronize()?;
+                let start = std::time::Instant::now();
+                work()?;
+                gpu.synchronize()?;
+                Ok(Some(1e3 * start.elapsed().as_secs_f32()))
+            }
             _ => work().map(|()| None),
         }
     }
@@ -160,7 +202,7 @@ impl Device {
             return cuda::HELD_BYTES;
         }
         #[cfg(feature = "gpu")]
-        if let Device::Gpu(_) = self {
+        if self.gpu_sizes().is_some() {
             return 0;
         }
         crate::cpu::scratch_bytes(self.threads())

@@ -1,11 +1,13 @@
 //! A device that computes nothing: it records what would be launched and how many bytes would live, and allocates none of them.
 
 use std::cell::{Cell, RefCell};
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "gpu"))]
 use std::rc::Rc;
 
 #[cfg(feature = "cuda")]
 use crate::runtime::cuda::Cuda;
+#[cfg(feature = "gpu")]
+use crate::runtime::gpu::Gpu;
 
 /// What one op call would have launched.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +28,8 @@ pub struct Null {
     /// The GPU whose buffers are planned; without one a processor's are.
     #[cfg(feature = "cuda")]
     cuda: Option<Rc<Cuda>>,
+    #[cfg(feature = "gpu")]
+    gpu: Option<Rc<Gpu>>,
 }
 
 impl Null {
@@ -36,7 +40,21 @@ impl Null {
             launches: RefCell::new(Vec::new()),
             #[cfg(feature = "cuda")]
             cuda: None,
+            #[cfg(feature = "gpu")]
+            gpu: None,
         }
+    }
+
+    /// Stands for a GPU through Vulkan or Metal.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn of_gpu(gpu: Rc<Gpu>) -> Self {
+        Null { gpu: Some(gpu), ..Null::new(1) }
+    }
+
+    /// The GPU through Vulkan or Metal that it stands for.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn gpu(&self) -> Option<&Rc<Gpu>> {
+        self.gpu.as_ref()
     }
 
     /// Stands for a GPU.

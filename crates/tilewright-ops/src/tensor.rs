@@ -292,6 +292,8 @@ impl Tensor {
             Storage::Null(_) => Ok(None),
             #[cfg(feature = "cuda")]
             Storage::Cuda(buffer) if buffer.device.recording() => Ok(None),
+            #[cfg(feature = "gpu")]
+            Storage::Gpu(buffer) if buffer.device.recording() => Ok(None),
             // SAFETY: the dtype is I32, and no op is running (a tensor is not `Send`).
             Storage::Cpu(_) | Storage::Mapped(_) => Ok(Some(unsafe { self.slice_of::<i32>() }.into())),
             #[cfg(feature = "cuda")]

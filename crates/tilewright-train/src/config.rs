@@ -7,6 +7,7 @@ use tilewright_core::gpt2::{Gpt2Config, VOCAB_SIZE};
 use tilewright_core::{DType, Error, Result};
 
 use crate::schedule::{Curve, Schedule};
+use crate::thermal::CoolDown;
 
 /// Where tokens come from.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -125,6 +126,9 @@ pub struct TrainConfig {
     pub seed: u32,
     /// The machine's peak, for the utilisation figure.
     pub peak_gflops: Option<f64>,
+    /// When to rest, as `--cool-down` has it; see [`CoolDown`].
+    #[serde(default)]
+    pub cool_down: Option<String>,
 }
 
 impl TrainConfig {
@@ -167,6 +171,7 @@ impl TrainConfig {
             recompute: 1,
             seed: 42,
             peak_gflops: None,
+            cool_down: None,
         }
     }
 
@@ -203,6 +208,11 @@ impl TrainConfig {
                 Err(Error::config(format!("parameters cannot be stored as `{other}`"), "use --dtype f32, bf16 or f16"))
             }
         }
+    }
+
+    /// When to rest.
+    pub fn cool_down(&self) -> Result<Option<CoolDown>> {
+        self.cool_down.as_deref().map(str::parse).transpose()
     }
 
     /// Whether f32 masters are kept: only 16-bit storage has a use for them.
@@ -265,6 +275,7 @@ impl TrainConfig {
     pub fn validate(&self) -> Result<()> {
         self.storage()?;
         self.accumulation()?;
+        self.cool_down()?;
         let positive = |value: f32, flag: &str| {
             if value.is_finite() && value >= 0.0 {
                 return Ok(());

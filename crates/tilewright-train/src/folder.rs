@@ -109,6 +109,11 @@ impl RunFolder {
         self.json.write(&figures.to_string())
     }
 
+    /// Adds an object to `log.jsonl` alone; its `step` says up to which checkpoint a resume keeps it.
+    pub fn note(&mut self, figures: &Value) -> Result<()> {
+        self.json.write(&figures.to_string())
+    }
+
     /// Adds a sample and writes `sample.txt`.
     pub fn sample(&mut self, step: usize, text: &str) -> Result<()> {
         self.samples.push_str(&format!("{SAMPLE_HEAD}{step} ===\n{text}\n\n"));

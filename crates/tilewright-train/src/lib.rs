@@ -17,4 +17,5 @@ pub mod sample;
 pub mod schedule;
 pub mod stats;
 pub mod svg;
+pub mod thermal;
 pub mod vocab;

@@ -27,6 +27,7 @@ use crate::outlier::OutlierDetector;
 use crate::sample::{Sampling, generate};
 use crate::schedule::Schedule;
 use crate::stats::{Throughput, flops_per_token};
+use crate::thermal::Cooler;
 use crate::vocab::Vocabulary;
 
 /// Seed of the shuffled order of rank 0, as in llm.c.
@@ -140,6 +141,8 @@ pub struct Summary {
     pub model: Option<PathBuf>,
     /// Mean milliseconds of an update, the first excluded.
     pub mean_ms: Option<f64>,
+    /// Seconds of rests of this process, where a policy asked for them.
+    pub rested: Option<f64>,
 }
 
 /// How a run ended.
@@ -173,6 +176,7 @@ struct Trainer<'a> {
     losses: OutlierDetector,
     norms: OutlierDetector,
     throughput: Throughput,
+    cooler: Option<Cooler>,
     live_bytes: Option<usize>,
     summary: Summary,
 }
@@ -257,6 +261,9 @@ impl<'a> Trainer<'a> {
             tokens_per_step: config.tokens_per_step(),
             folder: options.folder,
         });
+        if let Some(pace) = device.calibrate()? {
+            observer.notice(&pace);
+        }
         let seed = (config.shuffle && !config.overfit).then_some(SHUFFLE_SEED);
         Ok(Trainer {
             config,
@@ -275,6 +282,7 @@ impl<'a> Trainer<'a> {
             losses: OutlierDetector::default(),
             norms: OutlierDetector::default(),
             throughput: Throughput::default(),
+            cooler: config.cool_down()?.map(Cooler::new).transpose()?,
             live_bytes: None,
             summary: Summary { steps, ..Summary::default() },
         })
@@ -334,13 +342,16 @@ impl<'a> Trainer<'a> {
             if last {
                 break;
             }
+            let start = Instant::now();
             self.step(step)?;
+            self.rest(step, start.elapsed().as_secs_f64(), stop)?;
             if due(self.config.val_every.max(self.config.sample_every)) {
                 self.draw()?;
             }
         }
         self.draw()?;
         self.summary.mean_ms = self.throughput.mean_ms();
+        self.summary.rested = self.cooler.as_ref().map(Cooler::rested);
         if let Some(folder) = &self.folder {
             let path = tilewright_core::format::checkpoint::model_path(folder.path(), self.steps as u64);
             self.summary.model = path.exists().then_some(path);
@@ -419,6 +430,16 @@ impl<'a> Trainer<'a> {
         }
         self.observer.step(&report);
         Ok(())
+    }
+
+    /// Rests if it is time to; `log.jsonl` tells for how long.
+    fn rest(&mut self, step: usize, worked: f64, stop: &AtomicBool) -> Result<()> {
+        let Some(cooler) = &mut self.cooler else { return Ok(()) };
+        let seconds = cooler.after(worked, stop);
+        match &mut self.folder {
+            Some(folder) if seconds > 0.0 => folder.note(&json!({"step": step, "rest_seconds": seconds})),
+            _ => Ok(()),
+        }
     }
 
     /// Every buffer is planned before the first step, so the bytes of the arenas never change.

@@ -57,18 +57,20 @@ impl std::fmt::Display for DeviceName {
 }
 
 impl DeviceName {
-    /// Opens it.
+    /// Opens it. One that may draw windows too is measured, so that no launch stops them for long.
     ///
     /// # Errors
     /// What a GPU lacks, and how to get it.
     pub fn open(self) -> Result<Device> {
-        match self {
+        let device = match self {
             DeviceName::Cpu => Ok(Device::cpu()),
             DeviceName::Cuda(n) => Device::cuda(n),
             DeviceName::Vulkan(n) => Device::vulkan(n),
             DeviceName::Metal(n) => Device::metal(n),
             DeviceName::Gpu(n) => Device::gpu(n),
-        }
+        }?;
+        device.calibrate()?;
+        Ok(device)
     }
 }
 

@@ -73,7 +73,7 @@ pub struct Args {
     /// List every buffer
     #[arg(long)]
     buffers: bool,
-    /// Where it would run: cpu, cuda, or cuda:N. A GPU is opened, and nothing of the model is allocated on it
+    /// Where it would run: cpu, cuda, vulkan, metal or gpu, or cuda:N. A GPU is opened, and nothing of the model is allocated on it
     #[arg(long, value_name = "DEVICE", default_value_t)]
     device: DeviceName,
     /// Print one JSON object instead of a table

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release -p lab --bin laya-speed -- [--shape large|mmbert|tiny] [--folder DIR] [--precision f32,f16,bf16]
-//!     [--rows 1x65,16x80] [--pack TOKENS] [--reps N] [--threads N] [--json FILE] [--device cpu|cuda]
+//!     [--rows 1x65,16x80] [--pack TOKENS] [--reps N] [--threads N] [--json FILE] [--device cpu|cuda|gpu]
 //! ```
 //!
 //! Weights are random; `--folder` keeps them for the next run. `best` and `med` are wall times of scoring so many rows of so many tokens,
@@ -31,7 +31,7 @@ struct Options {
     reps: usize,
     threads: Option<usize>,
     json: Option<PathBuf>,
-    cuda: bool,
+    device: String,
     start: Instant,
 }
 
@@ -46,7 +46,7 @@ impl Options {
             reps: 5,
             threads: None,
             json: None,
-            cuda: false,
+            device: String::new(),
             start: Instant::now(),
         };
         let mut args = std::env::args().skip(1);
@@ -82,7 +82,7 @@ impl Options {
                 "--pack" => options.pack = number(),
                 "--reps" => options.reps = number(),
                 "--json" => options.json = Some(value.into()),
-                "--device" => options.cuda = value == "cuda",
+                "--device" => options.device = value,
                 "--threads" => options.threads = Some(number()),
                 _ => usage(&flag),
             }
@@ -149,8 +149,14 @@ fn main() -> tilewright_ops::Result<()> {
         println!("wrote random weights in {:.1} s", start.elapsed().as_secs_f64());
     }
     let processor = || options.threads.map_or_else(Device::cpu, Device::cpu_with_threads);
-    let opened = if options.cuda { Device::cuda(0)? } else { processor() };
-    let device = || if options.cuda { opened.clone() } else { processor() };
+    let opened = match options.device.as_str() {
+        "" | "cpu" => None,
+        "cuda" => Some(Device::cuda(0)?),
+        // Through Vulkan or Metal.
+        "gpu" => Some(Device::gpu(0)?),
+        other => usage(other),
+    };
+    let device = || opened.clone().unwrap_or_else(processor);
     println!("{}", device().name());
     let mut records = Vec::new();
     for &precision in &options.precisions {

@@ -2,6 +2,7 @@
 
 mod edges;
 mod ops;
+mod support;
 mod text;
 
 use std::path::{Path, PathBuf};
@@ -17,14 +18,28 @@ pub fn check(root: &Path) -> anyhow::Result<Vec<String>> {
         // Binary files (test vectors, corpora) hold no rules to break.
         if let Ok(content) = std::fs::read_to_string(root.join(&path)) {
             text::check(&path, &content, &mut problems);
+            support::check_file(&path, &content, &mut problems);
         }
     }
     let ops_source = root.join("crates/tilewright-ops/src");
     if ops_source.is_dir() {
         ops::check(&ops_source, &mut problems)?;
+        let readme = root.join("README.md");
+        let readme = std::fs::read_to_string(&readme).with_context(|| format!("read {}", readme.display()))?;
+        support::check_readme(&readme, &ops_source, &mut problems)?;
     }
     problems.sort();
     Ok(problems)
+}
+
+/// Writes the README's table of ops from the folders.
+pub fn write_support(root: &Path) -> anyhow::Result<()> {
+    let path = root.join("README.md");
+    let readme = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let new = support::with_table(&readme, &support::table(&root.join("crates/tilewright-ops/src"))?)?;
+    let temporary = path.with_extension("md.tmp");
+    std::fs::write(&temporary, new).with_context(|| format!("write {}", temporary.display()))?;
+    std::fs::rename(&temporary, &path).with_context(|| format!("rename {}", temporary.display()))
 }
 
 fn metadata(root: &Path) -> anyhow::Result<serde_json::Value> {

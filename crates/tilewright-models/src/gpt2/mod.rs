@@ -203,7 +203,7 @@ impl Gpt2 {
                     device: device.name(),
                     wanted: wanted as u64,
                     available: free as u64,
-                    hint: "use a smaller batch, sequence or model, or a higher recompute mode; `tilewright plan --device cuda` shows what fits"
+                    hint: "use a smaller batch, sequence or model, or a higher recompute mode; `tilewright plan` with the same --device shows what fits"
                         .into(),
                 });
             }

@@ -58,7 +58,7 @@ pub fn backward_workspace_bytes(device: &Device, b: usize, t: usize) -> usize {
         return cuda::workspace_words(b * t) * size_of::<u32>();
     }
     #[cfg(feature = "gpu")]
-    if let Device::Gpu(_) = device {
+    if device.gpu_sizes().is_some() {
         return gpu::workspace_words(b * t) * size_of::<u32>();
     }
     let _ = device;
@@ -142,7 +142,7 @@ pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => {
             in_range(&check, tokens, t, vocab)?;
-            gpu::backward(gpu, args, c)?;
+            gpu::backward(device, gpu, args, c)?;
         }
         Device::Null(null) => {
             // Each gradient is read twice; at most as many rows of dwte are read and written.

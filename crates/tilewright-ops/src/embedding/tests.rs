@@ -242,6 +242,44 @@ fn one_token_everywhere_sums_every_position() {
 }
 
 #[test]
+fn long_lists_of_ids_of_five_digits_are_each_summed_where_they_belong() {
+    // Several tiles of a sort and a tail, ids far apart and in long runs; whole numbers, so that any order of a sum has the same bits.
+    for device in devices() {
+        for (b, t) in [(1, 1024), (3, 700), (2, 2049)] {
+            let (c, vocab, n) = (3, 50_257, b * t);
+            let mut rng = Random::new(n as u64);
+            let ids: Vec<i32> = (0..n)
+                .map(|i| match i % 5 {
+                    0 => rng.below(vocab) as i32,
+                    1 => 50_256,
+                    2 => (i / 400) as i32 * 4096,
+                    _ => rng.below(40) as i32,
+                })
+                .collect();
+            let dout: Vec<f32> = (0..n * c).map(|_| rng.below(16) as f32 - 7.0).collect();
+            let mut want = vec![1.0f32; vocab * c];
+            for (i, &id) in ids.iter().enumerate() {
+                for j in 0..c {
+                    want[id as usize * c + j] += dout[i * c + j];
+                }
+            }
+            let dwte = Tensor::from_f32(&device, DType::F32, &[vocab, c], &vec![1.0; vocab * c]).unwrap();
+            let args = Backward {
+                tokens: &Tensor::from_i32(&device, &[b, t], &ids).unwrap(),
+                dout: &Tensor::from_f32(&device, DType::F32, &[b, t, c], &dout).unwrap(),
+                vocab,
+                dwte: &dwte,
+                dwpe: &poisoned(&device, DType::F32, &[t, c]),
+                accumulate_dwpe: false,
+                workspace: &testing::workspace(&device, backward_workspace_bytes(&device, b, t)),
+            };
+            backward(&device, &args).unwrap();
+            assert!(dwte.read_f32().unwrap() == want, "{b} x {t} on {}", device.name());
+        }
+    }
+}
+
+#[test]
 fn the_bits_do_not_depend_on_the_number_of_threads() {
     for dtype in FLOATS {
         let run = |threads| {

@@ -94,6 +94,8 @@ fn panels(device: &Device, n: usize, k: usize, precision: DType, layout: Layout)
         Device::Cuda(_) => Panels { n, k, precision, layout, width: n, count: 1 },
         #[cfg(feature = "gpu")]
         Device::Gpu(_) => Panels { n, k, precision, layout, width: n, count: 1 },
+        #[cfg(feature = "gpu")]
+        Device::Null(null) if null.gpu().is_some() => Panels { n, k, precision, layout, width: n, count: 1 },
         // A plan is made for the processor that it is made on.
         Device::Null(_) => Panels::new(Isa::from_env(), n, k, precision, layout),
     };

@@ -65,7 +65,7 @@ pub struct Args {
     #[arg(long, value_name = "N", help_heading = "Model")]
     seed: Option<u32>,
 
-    /// Where it runs: cpu, cuda, or cuda:N
+    /// Where it runs: cpu, cuda, vulkan, metal or gpu, or cuda:N
     #[arg(long, value_name = "DEVICE", default_value_t, help_heading = "Model")]
     device: DeviceName,
 
@@ -139,6 +139,9 @@ pub struct Args {
     /// Peak of this machine, to show how much of it is used
     #[arg(long, value_name = "GFLOP/S", help_heading = "Watching")]
     peak_gflops: Option<f64>,
+    /// Rest SECONDS after each minute of work, or above a TEMPERATURE such as 85C until it is five degrees lower
+    #[arg(long, value_name = "SECONDS|TEMPERATURE", help_heading = "Watching")]
+    cool_down: Option<String>,
     /// No progress bar, one line a step
     #[arg(long, help_heading = "Watching")]
     plain: bool,
@@ -263,6 +266,7 @@ fn settings(args: &Args) -> Result<TrainConfig> {
     set(&mut config.temperature, args.temperature);
     set(&mut config.top_k, args.top_k);
     set(&mut config.peak_gflops, args.peak_gflops.map(Some));
+    set(&mut config.cool_down, args.cool_down.clone().map(Some));
     set(&mut config.checkpoint_every, args.checkpoint_every.map(Some));
     set(&mut config.checkpoint_keep, args.checkpoint_keep);
     set(&mut config.checkpoint_major, args.checkpoint_major);

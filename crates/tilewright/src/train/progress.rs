@@ -135,6 +135,9 @@ pub fn farewell(config: &TrainConfig, folder: Option<&Path>, summary: &Summary) 
     if let Some(ms) = summary.mean_ms {
         println!("total average iteration time: {ms:.6} ms");
     }
+    if let Some(seconds) = summary.rested {
+        println!("rested {seconds:.0} s on the way");
+    }
     if let Some((first, last)) = summary.val_losses.filter(|(first, last)| first != last) {
         let falls = if last < first { "fell" } else { "rose" };
         println!("validation loss {falls} from {first:.3} to {last:.3}");

@@ -268,7 +268,7 @@ impl Layout {
             };
         }
         #[cfg(feature = "gpu")]
-        if let Device::Gpu(_) = device {
+        if device.gpu_sizes().is_some() {
             let tiles = self.portable_tiles();
             return match self.wanted.0 {
                 Entry::Forward => tiles.forward_bytes(),

@@ -14,6 +14,7 @@ use tilewright_core::{DType, Result};
 use super::{BackwardInput, BackwardWeight, Forward};
 use crate::gelu::Gelu;
 use crate::runtime::gpu::Gpu;
+use crate::runtime::gpu::pace::ROWS;
 use crate::runtime::gpu::prelude::*;
 use crate::{Device, Tensor};
 use matrix::Way;
@@ -283,6 +284,7 @@ impl<'a> Product<'a> {
         Product { a, b, out, bias, gelu, pre_out, slope, relu, add, accumulate, round }
     }
 
+    /// Runs it, cut into launches of rows that hold the GPU no longer than they may.
     pub(crate) fn run(&self, gpu: &Gpu, op: &'static str, m: usize, n: usize, k: usize) -> Result<()> {
         let way = Way::of(gpu, self, [m, n, k]).and_then(|way| way.choose(gpu, m, n).map(|blocks| (way, blocks)));
         self.run_as(gpu, op, [m, n, k], way)
@@ -299,6 +301,31 @@ impl<'a> Product<'a> {
         if m * n == 0 {
             return Ok(());
         }
+        let flops = 2 * m as u64 * n as u64 * k as u64;
+        gpu.by_rows(self.b.0.dtype(), (m, ROWS), flops, |first, count| {
+            if count == m {
+                return self.launch(gpu, op, m, n, k);
+            }
+            let (a, (out, ld)) = (self.a, self.out);
+            // From a row's first element on; what lies behind the last row is never looked at.
+            let part = |t: &Tensor, distance: usize| t.slice(first * distance, &[t.numel() - first * distance]);
+            let (rows, to) = (part(a.0, a.1)?, part(out, ld)?);
+            let pre = self.pre_out.map(|t| part(t, ld)).transpose()?;
+            let slope = self.slope.map(|(kind, t)| part(t, ld).map(|t| (kind, t))).transpose()?;
+            let add = self.add.map(|t| part(t, ld)).transpose()?;
+            let product = Product {
+                a: (&rows, a.1, a.2),
+                out: (&to, ld),
+                pre_out: pre.as_ref(),
+                slope: slope.as_ref().map(|(kind, t)| (*kind, t)),
+                add: add.as_ref(),
+                ..*self
+            };
+            product.launch(gpu, op, count, n, k)
+        })
+    }
+
+    fn launch(&self, gpu: &Gpu, op: &'static str, m: usize, n: usize, k: usize) -> Result<()> {
         let Product { a, b, out, bias, gelu, pre_out, slope, relu, add, accumulate, round } = *self;
         // What is not there is never read or written; another tensor stands for it.
         let pre = pre_out.or(slope.map(|(_, pre)| pre)).or(add).unwrap_or(out.0);

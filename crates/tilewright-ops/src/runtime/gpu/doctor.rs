@@ -1,7 +1,10 @@
 //! What GPUs there are, in lines for people.
 
+use std::rc::Rc;
+
 use super::adapters::{Api, adapters};
 use super::{Capabilities, Gpu};
+use crate::Device;
 
 /// Facts, and advice where something is missing.
 #[derive(Clone, Debug, Default)]
@@ -12,7 +15,7 @@ pub struct Report {
     pub advice: Vec<String>,
 }
 
-/// Lists the adapters and opens each to see what it supports.
+/// Lists the adapters, opens each to see what it supports, and measures it for some milliseconds.
 pub fn report() -> Report {
     let mut report = Report::default();
     let api = Api::here();
@@ -21,7 +24,11 @@ pub fn report() -> Report {
         let head =
             format!("{}:{} {}, {}, {}", api.name(), adapter.number, adapter.name, adapter.kind.name(), adapter.driver);
         match Gpu::open(api, adapter.number) {
-            Ok(gpu) => report.rows.push((api.name(), format!("{head}; {}", describe(gpu.capabilities())))),
+            Ok(gpu) => {
+                report.rows.push((api.name(), format!("{head}; {}", describe(gpu.capabilities()))));
+                let pace = Device::Gpu(Rc::new(gpu)).calibrate().map_or_else(|e| Some(e.to_string()), |pace| pace);
+                report.rows.extend(pace.map(|pace| (api.name(), format!("{}:{} {pace}", api.name(), adapter.number))));
+            }
             Err(error) => {
                 report.rows.push((api.name(), format!("{head}; cannot be used: {error}")));
             }

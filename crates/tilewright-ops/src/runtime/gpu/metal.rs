@@ -2,7 +2,6 @@
 //!
 //! Tests launch each op on it and hold what comes out to the limits of an Apple GPU and to `metal.txt`, which lists every kernel.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -61,15 +60,7 @@ pub(crate) fn open() -> Rc<Gpu> {
         kind: Kind::Software,
         nth: 0,
     };
-    let core = Rc::new(Core {
-        client,
-        adapter,
-        capabilities,
-        live: Cell::new(0),
-        peak: Cell::new(0),
-        launches: Cell::new(0),
-        careful: false,
-    });
+    let core = Rc::new(Core::new(client, adapter, capabilities, false));
     Rc::new(Gpu::with_scratch(core).unwrap())
 }
 
@@ -320,15 +311,16 @@ mod tests {
     fn embedding(device: &Device, dtype: DType) {
         use crate::embedding::{Backward, Forward, backward, backward_workspace_bytes, forward};
         let t = |shape: &[usize]| zeros(device, dtype, shape);
-        let (tokens, wte, wpe) = (zeros(device, DType::I32, &[2, 3]), t(&[5, 8]), t(&[4, 8]));
-        let out = t(&[2, 3, 8]);
-        forward(device, &Forward { tokens: &tokens, wte: &wte, wpe: &wpe, vocab: 5, position: 0, out: &out }).unwrap();
-        let workspace = zeros(device, DType::U8, &[backward_workspace_bytes(device, 2, 3)]);
+        // Ids of two digits, positions of two chunks.
+        let (tokens, wte, wpe) = (zeros(device, DType::I32, &[2, 20]), t(&[50, 8]), t(&[20, 8]));
+        let out = t(&[2, 20, 8]);
+        forward(device, &Forward { tokens: &tokens, wte: &wte, wpe: &wpe, vocab: 50, position: 0, out: &out }).unwrap();
+        let workspace = zeros(device, DType::U8, &[backward_workspace_bytes(device, 2, 20)]);
         for accumulate_dwpe in [false, true] {
             let args = Backward {
                 tokens: &tokens,
                 dout: &out,
-                vocab: 5,
+                vocab: 50,
                 dwte: &wte,
                 dwpe: &wpe,
                 accumulate_dwpe,

@@ -15,15 +15,18 @@ use tilewright_core::{DType, Error, Result, Shape};
 use crate::tensor::Storage;
 use crate::{Device, Tensor};
 use memory::GpuBuffer;
+use pace::Pace;
 
 mod adapters;
 mod capabilities;
 pub mod doctor;
+pub(crate) mod graph;
 pub(crate) mod launch;
 pub(crate) mod math;
 pub(crate) mod memory;
 #[cfg(all(test, feature = "metal"))]
 pub(crate) mod metal;
+pub(crate) mod pace;
 #[cfg(test)]
 mod speed;
 #[cfg(all(test, feature = "vulkan"))]
@@ -61,6 +64,9 @@ pub struct Core {
     live: Cell<usize>,
     peak: Cell<usize>,
     launches: Cell<u64>,
+    /// Launches are recorded, not run.
+    recording: Cell<bool>,
+    pub(crate) pace: Pace,
     careful: bool,
 }
 
@@ -81,16 +87,8 @@ impl Gpu {
         let (adapter, client) = adapters::open(api, number)?;
         let capabilities = Capabilities::read(&client);
         capabilities.check(&adapter)?;
-        let core = Rc::new(Core {
-            client,
-            adapter,
-            capabilities,
-            live: Cell::new(0),
-            peak: Cell::new(0),
-            launches: Cell::new(0),
-            careful: std::env::var_os("TILEWRIGHT_GPU_CAREFUL").is_some(),
-        });
-        Gpu::with_scratch(core)
+        let careful = std::env::var_os("TILEWRIGHT_GPU_CAREFUL").is_some();
+        Gpu::with_scratch(Rc::new(Core::new(client, adapter, capabilities, careful)))
     }
 
     fn with_scratch(core: Rc<Core>) -> Result<Self> {
@@ -117,6 +115,37 @@ impl Gpu {
 }
 
 impl Core {
+    fn new(client: Client, adapter: Adapter, capabilities: Capabilities, careful: bool) -> Self {
+        Core {
+            client,
+            pace: Pace::from_env(adapter.is_software()),
+            adapter,
+            capabilities,
+            live: Cell::new(0),
+            peak: Cell::new(0),
+            launches: Cell::new(0),
+            recording: Cell::new(false),
+            careful,
+        }
+    }
+
+    /// Whether launches are recorded now, so that nothing can be read.
+    pub(crate) fn recording(&self) -> bool {
+        self.recording.get()
+    }
+
+    /// Whether runs of ops that repeat are recorded: not where each launch is waited for, nor where `TILEWRIGHT_GPU_GRAPHS=0` asks for none, nor on what
+    /// stands for an Apple GPU in tests.
+    pub(crate) fn records(&self) -> bool {
+        let stands_in = self.adapter.api == Api::Metal && self.adapter.is_software();
+        !self.careful && !stands_in && std::env::var_os("TILEWRIGHT_GPU_GRAPHS").is_none_or(|v| v != "0")
+    }
+
+    /// Bytes that arenas can still take, where the driver says how many there are.
+    pub(crate) fn free_bytes(&self) -> Option<usize> {
+        self.capabilities.memory_bytes.map(|all| all.saturating_sub(self.live_bytes()))
+    }
+
     /// `vulkan:0 (NVIDIA H200)`.
     pub fn name(&self) -> String {
         format!("{}:{} ({})", self.adapter.api.name(), self.adapter.number, self.adapter.name)
