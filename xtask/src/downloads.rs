@@ -11,8 +11,15 @@ use serde_json::Value;
 const CLIENTS: [&str; 9] = ["ureq", "reqwest", "curl", "attohttpc", "minreq", "isahc", "hyper", "hf-hub", "git2"];
 
 /// Crates that are known to fetch a build of something by other means, or exist for that.
-const FETCHERS: [&str; 7] =
-    ["tracel-llvm", "tracel-llvm-bundler", "cubecl-llvm", "cubecl-cpu", "cubecl-cuda", "cubecl-hip", "ort-sys"];
+const FETCHERS: [&str; 7] = [
+    "tracel-llvm",
+    "tracel-llvm-bundler",
+    concat!("cube", "cl-llvm"),
+    concat!("cube", "cl-cpu"),
+    concat!("cube", "cl-cuda"),
+    concat!("cube", "cl-hip"),
+    "ort-sys",
+];
 
 /// Checks everything that the program can be built of, with all features.
 pub fn check(root: &Path) -> anyhow::Result<Vec<String>> {
