@@ -26,7 +26,7 @@ pub fn report() -> Report {
         match Gpu::open(api, adapter.number) {
             Ok(gpu) => {
                 report.rows.push((api.name(), format!("{head}; {}", describe(gpu.capabilities()))));
-                let pace = Device::Gpu(Rc::new(gpu)).calibrate().map_or_else(|e| Some(e.to_string()), |pace| pace);
+                let pace = Device::Gpu(Rc::new(gpu)).calibrate().unwrap_or_else(|e| Some(e.to_string()));
                 report.rows.extend(pace.map(|pace| (api.name(), format!("{}:{} {pace}", api.name(), adapter.number))));
             }
             Err(error) => {
