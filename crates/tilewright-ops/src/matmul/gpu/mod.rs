@@ -284,13 +284,12 @@ impl<'a> Product<'a> {
         Product { a, b, out, bias, gelu, pre_out, slope, relu, add, accumulate, round }
     }
 
-    /// Runs it, cut into launches of rows that hold the GPU no longer than they may.
     pub(crate) fn run(&self, gpu: &Gpu, op: &'static str, m: usize, n: usize, k: usize) -> Result<()> {
         let way = Way::of(gpu, self, [m, n, k]).and_then(|way| way.choose(gpu, m, n).map(|blocks| (way, blocks)));
         self.run_as(gpu, op, [m, n, k], way)
     }
 
-    /// On the matrix units with these blocks, which fit, or by the plain kernel.
+    /// On the matrix units with these blocks, which fit, or by the plain kernel; cut into launches of rows that hold the GPU no longer than they may.
     pub(crate) fn run_as(
         &self,
         gpu: &Gpu,
@@ -304,7 +303,7 @@ impl<'a> Product<'a> {
         let flops = 2 * m as u64 * n as u64 * k as u64;
         gpu.by_rows(self.b.0.dtype(), (m, ROWS), flops, |first, count| {
             if count == m {
-                return self.launch(gpu, op, m, n, k);
+                return self.launch(gpu, op, [m, n, k], way);
             }
             let (a, (out, ld)) = (self.a, self.out);
             // From a row's first element on; what lies behind the last row is never looked at.
@@ -321,11 +320,11 @@ impl<'a> Product<'a> {
                 add: add.as_ref(),
                 ..*self
             };
-            product.launch(gpu, op, count, n, k)
+            product.launch(gpu, op, [count, n, k], way)
         })
     }
 
-    fn launch(&self, gpu: &Gpu, op: &'static str, m: usize, n: usize, k: usize) -> Result<()> {
+    fn launch(&self, gpu: &Gpu, op: &'static str, [m, n, k]: [usize; 3], way: Option<(Way, Blocks)>) -> Result<()> {
         let Product { a, b, out, bias, gelu, pre_out, slope, relu, add, accumulate, round } = *self;
         // What is not there is never read or written; another tensor stands for it.
         let pre = pre_out.or(slope.map(|(_, pre)| pre)).or(add).unwrap_or(out.0);
