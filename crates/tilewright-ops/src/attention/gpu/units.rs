@@ -5,7 +5,6 @@
 //! interface does not tell. The forward pass looks for the largest score of each row first, then adds up exponentials, so that no sum is
 //! ever scaled.
 
-use cubecl::ir::{ElemType, UIntKind};
 use tilewright_core::{DType, Result};
 
 use crate::Tensor;

@@ -1,7 +1,6 @@
 //! Attention's backward pass on the matrix units: gradients of queries by groups that own queries, those of keys and values by groups that own keys. Both
 //! make scores and their gradients again, strip by strip.
 
-use cubecl::ir::ElemType;
 use tilewright_core::Result;
 
 use super::units::*;

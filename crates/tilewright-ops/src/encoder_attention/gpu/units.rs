@@ -1,6 +1,5 @@
 //! Encoder attention on the matrix units: tiles as in [`crate::attention::gpu::units`], rows found on the device.
 
-use cubecl::ir::ElemType;
 use tilewright_core::Result;
 
 use super::{Given, Sizes};

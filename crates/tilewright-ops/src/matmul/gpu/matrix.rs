@@ -4,7 +4,6 @@
 //! 16 bytes at a time, the next slice's while this one is multiplied. Each plane holds its part of the sums in fragments; a tile at a time they
 //! pass through shared memory to meet the epilogue.
 
-use cubecl::ir::{ElemType, FloatKind, UIntKind};
 use tilewright_core::{DType, Result};
 
 use super::shape::{self, Blocks};

@@ -43,6 +43,7 @@ pub use capabilities::{Capabilities, MatrixTile};
 pub(crate) mod prelude {
     pub(crate) use super::launch::{Storage, UNITS};
     pub(crate) use super::math::*;
+    pub(crate) use cubecl::ir::{ElemType, FloatKind, UIntKind};
     pub(crate) use cubecl::prelude::*;
 }
 
