@@ -1,7 +1,6 @@
 //! The SPIR-V that a large NVIDIA GPU would get, without one: a device that computes nothing and keeps the words of every kernel. What makes a kernel for
 //! the matrix units fast or slow can be read there: how wide loads are, what stays in registers, how many products a loop has.
 
-use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -49,15 +48,7 @@ fn open() -> Rc<Gpu> {
         kind: Kind::Software,
         nth: 0,
     };
-    let core = Rc::new(Core {
-        client,
-        adapter,
-        capabilities,
-        live: Cell::new(0),
-        peak: Cell::new(0),
-        launches: Cell::new(0),
-        careful: false,
-    });
+    let core = Rc::new(Core::new(client, adapter, capabilities, false));
     Rc::new(Gpu::with_scratch(core).unwrap())
 }
 
