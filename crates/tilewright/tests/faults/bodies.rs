@@ -140,9 +140,10 @@ fn slow_and_half_sent_bodies_are_cut_off_in_time() {
     let mut stream = server.connect();
     stream.write_all(b"POST /laya/v1/systemone HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n").unwrap();
     let began = Instant::now();
-    while stream.write_all(b" ").is_ok() && began.elapsed() < Duration::from_secs(10) {
+    while stream.write_all(b" ").is_ok() && began.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(100));
     }
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    // A second, and five more in which what is still being sent is thrown away, so that the refusal can be read.
+    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
     server.is_well();
 }
