@@ -79,17 +79,23 @@ pub(crate) fn hardware_gpus() -> Vec<Device> {
 }
 
 fn leaves_cpus_out() -> bool {
-    ["TILEWRIGHT_TEST_CUDA", "TILEWRIGHT_TEST_GPU"].iter().any(|name| std::env::var(name).is_ok_and(|v| v == "only"))
+    ["TILEWRIGHT_TEST_CUDA", "TILEWRIGHT_TEST_GPU"]
+        .iter()
+        .any(|name| std::env::var(name).is_ok_and(|v| v == "only" || v == "emulate"))
 }
 
 /// The GPUs that the environment asks for, one handle a thread: `TILEWRIGHT_TEST_CUDA` NVIDIA's, `TILEWRIGHT_TEST_GPU` that through Vulkan or Metal;
-/// `1` adds one, `only` leaves the processor out. Asked for and not there is a failure, not a skip.
+/// `1` adds one, `only` leaves the processor out, `emulate` leaves it out too and runs Metal's text on it. Asked for and not there is a failure,
+/// not a skip.
 pub(crate) fn gpus() -> Vec<Device> {
     thread_local!(static GPUS: std::cell::OnceCell<Held> = const { std::cell::OnceCell::new() });
     let open = || {
         let asked = |name: &str| std::env::var_os(name).is_some();
         let cuda = asked("TILEWRIGHT_TEST_CUDA").then(Held::cuda);
-        let gpu = asked("TILEWRIGHT_TEST_GPU").then(|| Device::gpu(0).unwrap());
+        let gpu = std::env::var_os("TILEWRIGHT_TEST_GPU").map(|how| match how.to_str() {
+            Some("emulate") => emulated(),
+            _ => Device::gpu(0).unwrap(),
+        });
         Held(cuda.into_iter().chain(gpu).collect())
     };
     GPUS.with(|gpus| gpus.get_or_init(open).0.clone())
@@ -142,6 +148,16 @@ impl Held {
     fn cuda() -> Device {
         Device::cuda(0).unwrap()
     }
+}
+
+#[cfg(feature = "metal")]
+fn emulated() -> Device {
+    Device::Gpu(crate::runtime::gpu::emulator::open())
+}
+
+#[cfg(not(feature = "metal"))]
+fn emulated() -> Device {
+    panic!("TILEWRIGHT_TEST_GPU=emulate wants the feature metal")
 }
 
 /// The processor as several devices: the CPU at each instruction set of this machine, with one, two and three threads at the best one.
@@ -217,9 +233,34 @@ pub(crate) fn tolerance(dtype: DType) -> (f64, f64) {
 /// The float storage types.
 pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// A copy of a float tensor that starts one element behind an aligned address: kernels may assume no more than the element's alignment.
+/// A copy of a float tensor that starts one element behind an aligned address, or as little behind it as the device can bind: kernels may assume no
+/// more than that.
 pub(crate) fn unaligned(t: &Tensor) -> Tensor {
-    let moved = Tensor::zeros(t.device(), t.dtype(), &[t.numel() + 1]).unwrap().slice(1, &t.shape()).unwrap();
+    let moved = unaligned_zeros(t.device(), t.dtype(), &t.shape(), 1);
     moved.copy_from(t).unwrap();
     moved
+}
+
+/// Zeros that start so many elements behind an aligned address, or as little behind it as the device can bind.
+pub(crate) fn unaligned_zeros(device: &Device, dtype: DType, shape: &[usize], behind: usize) -> Tensor {
+    let behind = behind.max(binding(device) / dtype.size());
+    let n: usize = shape.iter().product();
+    Tensor::zeros(device, dtype, &[n + behind]).unwrap().slice(behind, shape).unwrap()
+}
+
+/// A copy in a slot of its own, which every device can bind.
+pub(crate) fn in_a_slot(t: &Tensor) -> Tensor {
+    let own = Tensor::zeros(t.device(), t.dtype(), &t.shape()).unwrap();
+    own.copy_from(t).unwrap();
+    own
+}
+
+/// A tensor that a kernel takes starts at a multiple of so many bytes, or of its element if that is more.
+fn binding(device: &Device) -> usize {
+    #[cfg(feature = "gpu")]
+    if let Device::Gpu(gpu) = device {
+        return gpu.capabilities().alignment;
+    }
+    let _ = device;
+    1
 }

@@ -208,7 +208,7 @@ impl Sizes {
     }
 }
 
-pub(super) fn forward(gpu: &Gpu, args: &Forward<'_>, m: usize, head: usize) -> Result<()> {
+pub(crate) fn forward(gpu: &Gpu, args: &Forward<'_>, m: usize, head: usize) -> Result<()> {
     const OP: &str = "encoder_attention.forward";
     let Forward { q, kv, key_column, heads, row_starts, selected, window, positions, option_ids, out, .. } = *args;
     let Storage { elem, bf16 } = gpu.storage(OP, q.dtype())?;

@@ -144,7 +144,9 @@ impl GpuBuffer {
     /// Sets bytes to zero, in the order of the calls.
     pub(crate) fn fill_zero(&self, at: usize, bytes: usize) -> Result<()> {
         let end = at + bytes;
-        let (first, last) = (at.next_multiple_of(WORD).min(end), (end / WORD * WORD).max(at));
+        // The kernel's range starts where the device can bind one.
+        let bound = self.device.capabilities().alignment.max(WORD);
+        let (first, last) = (at.next_multiple_of(bound).min(end), (end / WORD * WORD).max(at));
         if first >= last {
             return self.upload(at, &vec![0; bytes]);
         }
@@ -166,8 +168,9 @@ impl GpuBuffer {
         if bytes == 0 {
             return Ok(());
         }
-        let unit =
-            [4, 2].into_iter().find(|u| at.is_multiple_of(*u) && from.is_multiple_of(*u) && bytes.is_multiple_of(*u));
+        let bound = self.device.capabilities().alignment;
+        let starts = |u: usize| at.is_multiple_of(u.max(bound)) && from.is_multiple_of(u.max(bound));
+        let unit = [4, 2].into_iter().find(|u| starts(*u) && bytes.is_multiple_of(*u));
         match unit {
             Some(unit) if unit == 4 || self.device.capabilities().bf16 => {
                 let (to, from) = (self.handle(at, bytes), source.handle(from, bytes));

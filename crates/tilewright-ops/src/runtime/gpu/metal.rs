@@ -74,8 +74,8 @@ impl std::fmt::Debug for Recorder {
     }
 }
 
-/// Memory is handed out by name and never exists.
-struct Names;
+/// Memory is handed out by name; here it never exists.
+pub(super) struct Names;
 
 impl MemoryLayoutPolicy for Names {
     fn apply(
@@ -91,7 +91,8 @@ impl MemoryLayoutPolicy for Names {
     }
 }
 
-fn properties() -> DeviceProperties {
+/// An Apple GPU, M1 or newer, as the library sees it.
+pub(super) fn properties() -> DeviceProperties {
     let hardware = HardwareProperties {
         load_width: 128,
         vector_register_count: None,
@@ -150,8 +151,8 @@ impl DeviceService for Recorder {
 
 impl ServerCommunication for Recorder {}
 
-/// There is nothing to store.
-struct Nothing;
+/// There is nothing to store that the library would know of.
+pub(super) struct Nothing;
 
 impl ComputeStorage for Nothing {
     type Resource = ();
@@ -304,7 +305,13 @@ mod tests {
                 .unwrap();
             adamw(&device, dtype);
             head(&device, dtype);
+            encoder(&device, dtype);
         }
+        let f = |shape: &[usize]| zeros(&device, DType::F32, shape);
+        let ids = |shape: &[usize]| zeros(&device, DType::I32, shape);
+        let (states, firsts, logits, starts, out) = (&f(&[2, 8]), &ids(&[1]), &f(&[3]), &ids(&[2]), &f(&[1, 12]));
+        let args = crate::option_features::Forward { states, firsts, logits, starts, out };
+        crate::option_features::forward(&device, &args).unwrap();
         device.synchronize().unwrap();
     }
 
@@ -440,6 +447,42 @@ mod tests {
         }
     }
 
+    fn encoder(device: &Device, dtype: DType) {
+        use crate::encoder_attention::*;
+        let Device::Gpu(gpu) = device else { unreachable!("a recording device") };
+        let t = |shape: &[usize]| zeros(device, dtype, shape);
+        let ids = |n: usize| zeros(device, DType::I32, &[n]);
+        let (row_starts, positions, option_ids, tokens) = (ids(2), ids(3), ids(3), ids(2));
+        let selected = Selected { starts: &row_starts, tokens: &tokens };
+        for head in [64, 128] {
+            let workspace = zeros(device, DType::U8, &[workspace_bytes(device, 1, 1, head)]);
+            let (qkv, q) = (t(&[3, 3 * head]), t(&[2, head]));
+            let given = [(None, None, None), (None, Some(2), None), (Some(selected), Some(2), Some(&positions))];
+            for (selected, window, positions) in given {
+                for option_ids in [None, Some(&option_ids)] {
+                    let queries = if selected.is_some() { &q } else { &qkv };
+                    let args = Forward {
+                        q: queries,
+                        kv: &qkv,
+                        rotation: None,
+                        longest: None,
+                        key_column: head,
+                        heads: 1,
+                        row_starts: &row_starts,
+                        selected,
+                        window,
+                        positions,
+                        option_ids,
+                        out: &t(&[queries.shape().as_matrix().0, head]),
+                        workspace: &workspace,
+                    };
+                    // Past the checks: the recording device would read no valid lengths.
+                    gpu::forward(gpu, &args, queries.shape().as_matrix().0, head).unwrap();
+                }
+            }
+        }
+    }
+
     fn adamw(device: &Device, dtype: DType) {
         use crate::adamw::*;
         let f = |shape: &[usize]| zeros(device, DType::F32, shape);
@@ -538,6 +581,8 @@ mod tests {
             "global_norm",
             "adamw",
             "linear_cross_entropy",
+            "encoder_attention",
+            "option_features",
         ] {
             assert!(all.keys().any(|name| name.contains(&format!("::{op}::gpu::"))), "{op} has no kernel");
         }

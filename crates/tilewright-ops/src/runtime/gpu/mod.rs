@@ -20,6 +20,8 @@ use pace::Pace;
 mod adapters;
 mod capabilities;
 pub mod doctor;
+#[cfg(all(test, feature = "metal"))]
+pub(crate) mod emulator;
 pub(crate) mod graph;
 pub(crate) mod launch;
 pub(crate) mod math;
