@@ -27,6 +27,8 @@ pub(super) struct Tiles {
 
 impl Tiles {
     pub(super) fn new(n: usize, d: usize, vp: usize, asked: Option<[usize; 2]>) -> Self {
+        // Tiles start where every device can bind them, whatever the width and the type of a row.
+        let asked = asked.map(|sizes| sizes.map(|size| size.div_ceil(16).saturating_mul(16)));
         Tiles { n, d, vp, asked }
     }
 
@@ -80,7 +82,11 @@ fn absorb_kernel(tile: &[f32], targets: &[i32], stats: &mut [f32], rows: usize, 
     let mut shared = Shared::<[f32]>::new_slice(256usize);
     let row = CUBE_POS;
     if row < rows {
-        let before = stats[row];
+        // Read by the unit alone that writes it: the barriers on the way order the group's memory, not the device's.
+        let mut before = f32::new(-1.0e30f32);
+        if UNIT_POS == 0 {
+            before = stats[row];
+        }
         let mut most = before;
         let mut j = UNIT_POS as usize;
         while j < columns {
