@@ -84,8 +84,10 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// Packages by name, each with its dependencies and their kinds.
-    fn of(packages: &[(&str, &[(&str, Option<&str>)])]) -> Vec<String> {
+    /// A package with its dependencies and their kinds.
+    type Package<'a> = (&'a str, &'a [(&'a str, Option<&'a str>)]);
+
+    fn of(packages: &[Package]) -> Vec<String> {
         let nodes: Vec<_> = packages
             .iter()
             .map(|(name, deps)| {
