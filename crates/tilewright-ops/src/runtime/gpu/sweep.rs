@@ -41,8 +41,7 @@ impl Layer {
         // The pattern's length is prime, so that no two rows near each other are alike; what is longer is filled on the device.
         let pattern: Vec<f32> = (0..(m * k).max(n * k).min(1_000_003)).map(|_| rng.normal(0.5)).collect();
         let filled = |dtype, count: usize, from: usize| {
-            let whole = Tensor::zeros(device, dtype, &[count + shift]).unwrap();
-            let t = whole.slice(shift, &[count]).unwrap();
+            let t = crate::testing::unaligned_zeros(device, dtype, &[count], shift);
             let mut there = count.min(pattern.len());
             let values: Vec<f32> = (0..there).map(|i| pattern[(i + from) % pattern.len()]).collect();
             t.slice(0, &[there]).unwrap().write_f32(&values).unwrap();
