@@ -29,6 +29,8 @@ pub(crate) mod memory;
 #[cfg(all(test, feature = "metal"))]
 pub(crate) mod metal;
 pub(crate) mod pace;
+#[cfg(all(test, any(feature = "metal", feature = "vulkan")))]
+mod recorder;
 #[cfg(test)]
 mod speed;
 #[cfg(all(test, feature = "vulkan"))]

@@ -2,30 +2,17 @@
 //! the matrix units fast or slow can be read there: how wide loads are, what stays in registers, how many products a loop has.
 
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use cubecl::Compiler;
-use cubecl::bytes::Bytes;
 use cubecl::client::Client;
-use cubecl::device::{DeviceId, DeviceService, ServerUtilitiesHandle};
-use cubecl::environment::stream::StreamId;
-use cubecl::ir::features::{MmaConfig, TypeUsage};
-use cubecl::ir::{
-    AddressType, DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties, IntKind,
-    MemoryDeviceProperties, UIntKind,
-};
+use cubecl::ir::{DeviceProperties, FloatKind};
 use cubecl::prelude::*;
-use cubecl::profile::{ProfileDuration, TimingMethod};
-use cubecl::server::{
-    BufferBinding, CopyDescriptor, Handle, IoError, KernelArguments, MemoryLayout, MemoryLayoutDescriptor,
-    MemoryLayoutPolicy, ProfileError, ProfilingToken, Server, ServerCommunication, ServerError, ServerStorage,
-    ServerUtilities,
-};
-use cubecl_runtime::storage::{ComputeStorage, ManagedResource, StorageHandle, StorageId, StorageUtilization};
 use cubecl_wgpu::SpirvCompiler;
 
-use super::adapters::{Adapter, Api, Kind};
-use super::{Capabilities, Core, Gpu};
+use super::Gpu;
+use super::adapters::Api;
+use super::recorder::{self, Target};
 use crate::matmul::gpu::Product;
 use crate::{DType, Device, Tensor, attention};
 
@@ -38,188 +25,20 @@ type Words = Result<Vec<u32>, String>;
 fn open() -> Rc<Gpu> {
     static OPENED: Mutex<Option<Client>> = Mutex::new(None);
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let client = opened.get_or_insert_with(|| Client::load::<Recorder>(DeviceId::new(901, 0))).clone();
-    let capabilities = Capabilities::read(&client);
-    let adapter = Adapter {
-        api: Api::Vulkan,
-        number: 0,
-        name: "SPIR-V only".into(),
-        driver: String::new(),
-        kind: Kind::Software,
-        nth: 0,
-    };
-    let core = Rc::new(Core::new(client, adapter, capabilities, false));
-    Rc::new(Gpu::with_scratch(core).unwrap())
+    recorder::open::<Spirv>(opened.get_or_insert_with(|| recorder::client::<Spirv>(0)).clone())
 }
 
-struct Recorder {
-    utilities: Arc<ServerUtilities>,
-}
+struct Spirv;
 
-impl std::fmt::Debug for Recorder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Recorder")
-    }
-}
+impl Target for Spirv {
+    const RUNTIME: &'static str = "wgpu<spirv>";
+    const API: Api = Api::Vulkan;
 
-/// Memory is handed out by name and never exists.
-struct Names;
-
-impl MemoryLayoutPolicy for Names {
-    fn apply(
-        &self,
-        service: cubecl::device::ServiceId,
-        stream: StreamId,
-        descriptors: &[MemoryLayoutDescriptor],
-    ) -> (Handle, Vec<MemoryLayout>) {
-        let bytes = |d: &MemoryLayoutDescriptor| (d.shape.iter().product::<usize>() * d.elem_size) as u64;
-        let base = Handle::new(service, stream, descriptors.iter().map(bytes).sum());
-        let layouts = descriptors.iter().map(|_| MemoryLayout::new(base.clone(), [1])).collect();
-        (base, layouts)
-    }
-}
-
-fn properties() -> DeviceProperties {
-    let hardware = HardwareProperties {
-        load_width: 128,
-        vector_register_count: None,
-        plane_size_min: 32,
-        plane_size_max: 32,
-        max_bindings: 30,
-        max_shared_memory_size: 48 << 10,
-        max_cube_count: (65_535, 65_535, 65_535),
-        max_units_per_cube: 1024,
-        max_cube_dim: (1024, 1024, 1024),
-        num_streaming_multiprocessors: None,
-        num_cpu_cores: None,
-        last_level_cache_size: None,
-        num_tensor_cores: None,
-        min_tensor_cores_dim: None,
-        max_vector_size: 4,
-        cube_mma_reserved_shared_memory: 0,
-    };
-    let identity = DeviceIdentity { name: "SPIR-V".into(), fingerprint: "spirv".into(), physical: None };
-    let memory = MemoryDeviceProperties::new(4 << 30, 32);
-    let mut properties = DeviceProperties::new(Default::default(), memory, hardware, TimingMethod::System, identity);
-    properties.register_address_type(AddressType::U32);
-    let floats = [FloatKind::F16, FloatKind::BF16, FloatKind::F32].map(ElemType::Float);
-    let words = [UIntKind::U8, UIntKind::U16, UIntKind::U32].map(ElemType::UInt);
-    let others = [ElemType::Index, ElemType::Bool, ElemType::Int(IntKind::I32)];
-    for ty in floats.into_iter().chain(words).chain(others) {
-        properties.register_type_usage(ty, TypeUsage::all());
-    }
-    for factor in [FloatKind::F16, FloatKind::BF16].map(ElemType::Float) {
-        let sum = ElemType::Float(FloatKind::F32);
-        properties.features.matmul.cmma.insert(MmaConfig {
-            a_type: factor,
-            b_type: factor,
-            cd_type: sum,
-            m: 16,
-            n: 16,
-            k: 16,
-        });
-    }
-    properties
-}
-
-impl DeviceService for Recorder {
-    fn init(id: DeviceId) -> Self {
-        let service = cubecl::device::ServiceId::of::<Self>(id);
-        let target = cubecl::ir::TargetProperties { mma: Default::default() };
-        let logger = Arc::new(cubecl_runtime::logging::ServerLogger::default());
-        let (utilities, _) = ServerUtilities::init(service, "wgpu<spirv>", properties(), target, logger, Names);
-        Recorder { utilities: Arc::new(utilities) }
+    fn properties() -> DeviceProperties {
+        recorder::properties("SPIR-V", 48 << 10, [FloatKind::F16, FloatKind::BF16], 16)
     }
 
-    fn utilities(&self) -> ServerUtilitiesHandle {
-        self.utilities.clone()
-    }
-}
-
-impl ServerCommunication for Recorder {}
-
-/// There is nothing to store.
-struct Nothing;
-
-impl ComputeStorage for Nothing {
-    type Resource = ();
-
-    fn alignment(&self) -> usize {
-        1
-    }
-
-    fn get(&mut self, _: &StorageHandle) -> Result<(), IoError> {
-        Ok(())
-    }
-
-    fn alloc(&mut self, size: u64) -> Result<StorageHandle, IoError> {
-        Ok(StorageHandle::new(StorageId::new(), StorageUtilization { offset: 0, size }))
-    }
-
-    fn dealloc(&mut self, _: StorageId) {}
-
-    fn flush(&mut self) {}
-
-    fn bytes_allocated(&self) -> u64 {
-        0
-    }
-}
-
-impl ServerStorage for Recorder {
-    type Storage = Nothing;
-
-    fn get_resource(&mut self, binding: BufferBinding, _: StreamId) -> Result<ManagedResource<()>, ServerError> {
-        Ok(ManagedResource::new(binding.memory, ()))
-    }
-}
-
-impl Server for Recorder {
-    fn initialize_memory(
-        &mut self,
-        _: cubecl_runtime::memory_management::ManagedMemoryHandle,
-        _: u64,
-        _: StreamId,
-    ) -> Result<(), ServerError> {
-        Ok(())
-    }
-
-    fn logger(&self) -> Arc<cubecl_runtime::logging::ServerLogger> {
-        self.utilities.logger.clone()
-    }
-
-    fn utilities(&self) -> Arc<ServerUtilities> {
-        self.utilities.clone()
-    }
-
-    fn read(
-        &mut self,
-        wanted: Vec<CopyDescriptor>,
-        _: StreamId,
-    ) -> cubecl::future::DynFut<Result<Vec<Bytes>, ServerError>> {
-        let zeros =
-            |d: &CopyDescriptor| Bytes::from_bytes_vec(vec![0; d.shape.iter().product::<usize>() * d.elem_size]);
-        let all = wanted.iter().map(zeros).collect();
-        Box::pin(std::future::ready(Ok(all)))
-    }
-
-    fn write(&mut self, _: Vec<(CopyDescriptor, Bytes)>, _: StreamId) {}
-
-    fn sync(&mut self, _: Vec<BufferBinding>, _: StreamId) -> cubecl::future::DynFut<Result<(), ServerError>> {
-        Box::pin(std::future::ready(Ok(())))
-    }
-
-    fn check(&mut self, _: Vec<BufferBinding>, _: StreamId) -> Result<(), ServerError> {
-        Ok(())
-    }
-
-    unsafe fn launch(
-        &mut self,
-        kernel: Box<dyn CubeKernel>,
-        _: CubeCount,
-        _: KernelArguments,
-        _: StreamId,
-        _: cubecl_runtime::dry_run::LaunchMode,
-    ) {
+    fn keep(_: u16, kernel: Box<dyn CubeKernel>) {
         let name = kernel.name().to_string();
         let mut options = <SpirvCompiler as Compiler>::CompilationOptions::default();
         let (all, vulkan) = ((&mut options.supports_u64, &mut options.supports_vulkan_compiler), &mut options.vulkan);
@@ -235,28 +54,6 @@ impl Server for Recorder {
         };
         COMPILED.lock().unwrap_or_else(PoisonError::into_inner).push((name, words));
     }
-
-    fn flush(&mut self, _: StreamId) -> Result<(), ServerError> {
-        Ok(())
-    }
-
-    fn memory_report(&mut self, _: StreamId) -> Option<cubecl::StreamMemoryReport> {
-        None
-    }
-
-    fn memory_cleanup(&mut self, _: StreamId) -> Result<(), ServerError> {
-        Ok(())
-    }
-
-    fn start_profile(&mut self, _: StreamId) -> Result<ProfilingToken, ServerError> {
-        Ok(ProfilingToken { id: 0 })
-    }
-
-    fn end_profile(&mut self, _: StreamId, _: ProfilingToken) -> Result<ProfileDuration, ProfileError> {
-        Err(ProfileError::NotRegistered { backtrace: cubecl::environment::backtrace::BackTrace::capture() })
-    }
-
-    fn allocation_mode(&mut self, _: cubecl_runtime::memory_management::MemoryAllocationMode, _: StreamId) {}
 }
 
 /// Instructions of a module: their codes and their words.

@@ -38,7 +38,8 @@ use cubecl_runtime::storage::ManagedResource;
 use cubecl_wgpu::MslCompiler;
 
 use super::adapters::{Adapter, Api, Kind};
-use super::metal::{Names, Nothing, properties};
+use super::metal::properties;
+use super::recorder::{Names, Nothing};
 use super::{Capabilities, Core, Gpu};
 use compile::{Compiler, Object};
 use machine::{Bound, Job, Machine, Touched};
