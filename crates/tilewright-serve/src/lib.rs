@@ -26,6 +26,7 @@ pub mod mcp;
 pub mod metrics;
 pub mod models;
 pub mod playground;
+mod pulse;
 pub mod run;
 pub mod service;
 pub mod telemetry;

@@ -19,6 +19,7 @@ use crate::fault::Fault;
 use crate::http::{AppState, listen, router};
 use crate::metrics::Metrics;
 use crate::models::{Keeping, ModelSource, Models};
+use crate::pulse::Pulse;
 use crate::service::Service;
 use crate::telemetry::Telemetry;
 
@@ -185,15 +186,18 @@ pub fn run(
     pack_tokens: usize,
     started: impl FnOnce(SocketAddr),
 ) -> tilewright_decide::Result<()> {
-    raise_file_limit();
+    raise_file_limit(config.limits.connections);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("http")
-        .worker_threads(std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)))
+        // More than one may be held up at once.
+        .worker_threads(std::thread::available_parallelism().map_or(4, |n| n.get().clamp(4, 8)))
         // One for each place, and some for files.
         .max_blocking_threads(config.limits.concurrent + 8)
         .build()
         .map_err(|e| Error::config(format!("no runtime: {e}"), "free some threads"))?;
+    let pulse = Pulse::start(runtime.handle().clone())
+        .map_err(|e| Error::config(format!("the system refused a thread: {e}"), "free some threads"))?;
     let result = runtime.block_on(async {
         let server = Server::bind(config, sources, keeping, pack_tokens).await?;
         started(server.address()?);
@@ -201,6 +205,7 @@ pub fn run(
         let server = server.with_routes(crate::mcp::routes(&state.service));
         server.run(told_to_stop(state)).await
     });
+    drop(pulse);
     // What still loads is not waited for.
     runtime.shutdown_background();
     result
@@ -254,14 +259,21 @@ async fn reload(state: Arc<AppState>) {
     });
 }
 
-/// As many files as the system lets this process open: a connection is one.
+/// As many files as the system lets this process open: a connection is one. The system's table of them is made large enough for `connections` now: later
+/// it stops the thread that needs more of it until all processors have passed a certain point, and a busy machine takes a tenth of a second and more for that.
 #[cfg(unix)]
-fn raise_file_limit() {
+fn raise_file_limit(connections: usize) {
     use rustix::process::{Resource, getrlimit, setrlimit};
+    /// Files of the process itself.
+    const OTHERS: usize = 64;
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     let _ = setrlimit(Resource::Nofile, limit);
+    let most = limit.current.map_or(i32::MAX, |most| i32::try_from(most).unwrap_or(i32::MAX));
+    let last = i32::try_from(connections.saturating_add(OTHERS)).unwrap_or(i32::MAX).min(most.saturating_sub(1));
+    // A hint: it is closed again, and the table stays as it is.
+    let _ = rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), last);
 }
 
 #[cfg(not(unix))]
-fn raise_file_limit() {}
+fn raise_file_limit(_: usize) {}

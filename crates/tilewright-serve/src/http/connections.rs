@@ -31,18 +31,37 @@ const REFUSAL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: appli
 connection: close\r\ncontent-length: 87\r\n\r\n\
 {\"detail\":{\"error_type\":\"overloaded_error\",\"message\":\"too many connections are open\"}}\n";
 
+/// An open connection. Requests mark it without the lock of all: a thread that the system holds up in between would hold up all others.
 #[derive(Debug)]
 struct Connection {
+    id: u64,
+    opened: Instant,
+    /// Milliseconds after `opened` since when it has no request; [`BUSY`] while it has one.
+    idle: AtomicU64,
+    close: Notify,
+}
+
+/// Of a connection with a request.
+const BUSY: u64 = u64::MAX;
+
+impl Connection {
+    fn set_idle(&self, idle: bool) {
+        let now = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(BUSY - 1);
+        self.idle.store(if idle { now } else { BUSY }, Ordering::Relaxed);
+    }
+
     /// Since when it has no request; none while it has one.
-    idle: Option<Instant>,
-    close: Arc<Notify>,
+    fn idle_since(&self) -> Option<Instant> {
+        let since = self.idle.load(Ordering::Relaxed);
+        (since != BUSY).then(|| self.opened + Duration::from_millis(since))
+    }
 }
 
 /// The open connections.
 #[derive(Debug)]
 pub struct Connections {
     most: usize,
-    open: Mutex<HashMap<u64, Connection>>,
+    open: Mutex<HashMap<u64, Arc<Connection>>>,
     next: AtomicU64,
     changed: Notify,
     metrics: Arc<Metrics>,
@@ -60,7 +79,7 @@ impl Connections {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Connection>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Connection>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -70,10 +89,10 @@ impl Connections {
     }
 
     /// Takes a connection in. If all places are taken, the one that is idle longest has to go; none if none is idle.
-    fn enter(&self) -> Option<(u64, Arc<Notify>)> {
+    fn enter(&self) -> Option<Arc<Connection>> {
         let mut open = self.lock();
         if open.len() >= self.most {
-            let idle = open.iter().filter_map(|(id, c)| c.idle.map(|since| (since, *id))).min();
+            let idle = open.values().filter_map(|c| c.idle_since().map(|since| (since, c.id))).min();
             let Some((_, id)) = idle else {
                 self.metrics.refused.add(1);
                 return None;
@@ -84,26 +103,16 @@ impl Connections {
             }
         }
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let close = Arc::new(Notify::new());
-        open.insert(id, Connection { idle: Some(Instant::now()), close: close.clone() });
+        let connection =
+            Arc::new(Connection { id, opened: Instant::now(), idle: AtomicU64::new(0), close: Notify::new() });
+        open.insert(id, connection.clone());
         self.metrics.connections.add(1);
-        Some((id, close))
+        Some(connection)
     }
 
     fn leave(&self, id: u64) {
         self.lock().remove(&id);
         self.changed.notify_waiters();
-    }
-
-    fn set_idle(&self, id: u64, idle: bool) {
-        if let Some(connection) = self.lock().get_mut(&id) {
-            connection.idle = idle.then(Instant::now);
-        }
-    }
-
-    /// How long it has been without a request.
-    fn idle_for(&self, id: u64) -> Option<Duration> {
-        self.lock().get(&id)?.idle.map(|since| since.elapsed())
     }
 
     /// Waits until none is open.
@@ -120,11 +129,11 @@ impl Connections {
 }
 
 /// Busy while it lives.
-struct Busy(Arc<AppState>, u64);
+struct Busy(Arc<Connection>);
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.connections.set_idle(self.1, true);
+        self.0.set_idle(true);
     }
 }
 
@@ -143,11 +152,11 @@ pub async fn listen(
         };
         match accepted {
             Ok((stream, _)) => match state.connections.enter() {
-                Some((id, close)) => {
+                Some(place) => {
                     let (router, state, timing, stop) = (router.clone(), state.clone(), timing.clone(), stop.clone());
                     tokio::spawn(async move {
-                        serve(stream, router, &state, id, &close, &timing, stop).await;
-                        state.connections.leave(id);
+                        serve(stream, router, &place, &timing, stop).await;
+                        state.connections.leave(place.id);
                     });
                 }
                 None => {
@@ -176,20 +185,18 @@ async fn refuse(mut stream: TcpStream) {
 async fn serve(
     stream: TcpStream,
     router: Router,
-    state: &Arc<AppState>,
-    id: u64,
-    close: &Notify,
+    place: &Arc<Connection>,
     timing: &Timing,
     mut stop: watch::Receiver<bool>,
 ) {
     let _ = stream.set_nodelay(true);
-    let of_service = state.clone();
+    let of_service = place.clone();
     let unread = Arc::new(AtomicBool::new(false));
     let of_body = unread.clone();
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
         let router = router.clone();
-        of_service.connections.set_idle(id, false);
-        let busy = Busy(of_service.clone(), id);
+        of_service.set_idle(false);
+        let busy = Busy(of_service.clone());
         let request = request.map(|body| Body::new(Watched::new(body, of_body.clone())));
         // Boxed, since a connection whose stream is wanted back must not be pinned.
         Box::pin(async move {
@@ -215,14 +222,14 @@ async fn serve(
                     return;
                 }
             },
-            () = close.notified() => return,
+            () = place.close.notified() => return,
             // Finishes what is under way, then closes.
             _ = stop.wait_for(|stop| *stop), if !stopping => {
                 stopping = true;
                 Pin::new(&mut connection).graceful_shutdown();
             }
             _ = look.tick() => {
-                if state.connections.idle_for(id).is_some_and(|idle| idle >= timing.idle) {
+                if place.idle_since().is_some_and(|since| since.elapsed() >= timing.idle) {
                     return;
                 }
             }
@@ -232,7 +239,7 @@ async fn serve(
     if unread.load(Ordering::Relaxed) {
         tokio::select! {
             () = end(&mut stream) => {}
-            () = close.notified() => {}
+            () = place.close.notified() => {}
         }
     } else {
         let _ = stream.shutdown().await;
@@ -254,17 +261,29 @@ mod tests {
     #[test]
     fn who_is_idle_longest_makes_room_and_who_works_stays() {
         let connections = Connections::new(2, Arc::default());
-        let (a, close_a) = connections.enter().unwrap();
-        let (b, _) = connections.enter().unwrap();
-        connections.set_idle(a, false);
-        let (c, _) = connections.enter().unwrap();
-        assert!(connections.lock().contains_key(&a) && !connections.lock().contains_key(&b));
-        connections.set_idle(c, false);
+        let a = connections.enter().unwrap();
+        let b = connections.enter().unwrap();
+        a.set_idle(false);
+        let c = connections.enter().unwrap();
+        assert!(connections.lock().contains_key(&a.id) && !connections.lock().contains_key(&b.id));
+        c.set_idle(false);
         assert!(connections.enter().is_none(), "all work");
-        connections.set_idle(a, true);
+        a.set_idle(true);
         connections.enter().unwrap();
         assert_eq!(connections.count(), 2);
         assert_eq!((connections.metrics.evicted.get(), connections.metrics.refused.get()), (2, 1));
-        drop(close_a);
+    }
+
+    #[test]
+    fn a_connection_tells_since_when_it_is_idle() {
+        let connections = Connections::new(1, Arc::default());
+        let place = connections.enter().unwrap();
+        assert_eq!(place.idle_since(), Some(place.opened), "it has asked nothing yet");
+        let busy = Busy(place.clone());
+        place.set_idle(false);
+        assert_eq!(place.idle_since(), None);
+        std::thread::sleep(Duration::from_millis(5));
+        drop(busy);
+        assert!(place.idle_since().unwrap() >= place.opened + Duration::from_millis(5));
     }
 }

@@ -173,6 +173,15 @@ fn ten_thousand_idle_connections_shut_nobody_out() {
     }
 }
 
+/// A table of files that grows while threads share it stops the thread that accepts, on a busy machine for a tenth of a second and more.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_systems_table_of_files_has_room_for_all_connections_from_the_start() {
+    let server = Server::start(&["--max-connections", "500"], &[]);
+    let size = server.status("FDSize");
+    assert!(size >= 500, "{size}");
+}
+
 #[test]
 fn a_connection_that_ends_at_once_or_speaks_something_else_is_nothing() {
     let mut server = Server::start(&["--read-timeout", "1"], &[]);

@@ -134,11 +134,16 @@ impl Server {
         assert!(!log.contains("panicked"), "{log}");
     }
 
+    /// A number that the system tells of the process.
+    pub fn status(&self, name: &str) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
+        let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')).unwrap_or("0");
+        line.split_whitespace().next().unwrap().parse().unwrap()
+    }
+
     /// Resident bytes.
     pub fn resident(&self) -> u64 {
-        let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
-        let line = text.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap_or("0");
-        line.split_whitespace().next().unwrap().parse::<u64>().unwrap() * 1024
+        self.status("VmRSS") * 1024
     }
 
     /// A number of `/metrics`.
