@@ -73,6 +73,11 @@ pub(crate) fn is_software(device: &Device) -> bool {
     }
 }
 
+/// [`gpus`] through Vulkan or Metal.
+pub(crate) fn portable_gpus() -> impl Iterator<Item = Device> {
+    gpus().into_iter().filter(is_portable)
+}
+
 /// [`gpus`] that are no software: for large calls.
 pub(crate) fn hardware_gpus() -> Vec<Device> {
     gpus().into_iter().filter(|d| !is_software(d)).collect()

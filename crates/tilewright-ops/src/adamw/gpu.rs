@@ -83,7 +83,8 @@ fn update_kernel<E: Numeric, G: Numeric>(
     eps: f32,
     weight_decay: f32,
     seed: u32,
-    n: usize,
+    first: usize,
+    end: usize,
     layer_len: usize,
     #[comptime] has_master: bool,
     #[comptime] clips: bool,
@@ -98,8 +99,8 @@ fn update_kernel<E: Numeric, G: Numeric>(
         scale = grad_scale * select(norm[0] > max_norm, quotient(max_norm, norm[0]), 1.0f32);
     }
     let step = CUBE_COUNT * CUBE_DIM as usize;
-    let mut i = ABSOLUTE_POS;
-    while i < n {
+    let mut i = first + ABSOLUTE_POS;
+    while i < end {
         let g = widen::<G>(grad[i], grad_bf16) * scale;
         let m1 = lerp(g, m[i], beta1);
         let v1 = lerp(g * g, v[i], beta2);
@@ -124,15 +125,16 @@ fn round_kernel<E: Numeric>(
     master: &[f32],
     param: &mut [E],
     seed: u32,
-    n: usize,
+    first: usize,
+    end: usize,
     layer_len: usize,
     #[comptime] stochastic: bool,
     #[comptime] bf16: bool,
     #[define(E)] _elem: ElemType,
 ) {
     let step = CUBE_COUNT * CUBE_DIM as usize;
-    let mut i = ABSOLUTE_POS;
-    while i < n {
+    let mut i = first + ABSOLUTE_POS;
+    while i < end {
         param[i] = rounded::<E>(master[i], i % layer_len, i / layer_len, seed, stochastic, bf16);
         i += step;
     }
@@ -158,40 +160,44 @@ pub(super) fn update(gpu: &Gpu, args: &Update<'_>) -> Result<()> {
     let (norm, max_norm) = args.clip.as_ref().map_or((m, 0.0), |Clip { norm, max_norm }| (*norm, *max_norm));
     let (stochastic, seed) = seed(args.rounding);
     let arg = |t| gpu.arg(OP, t);
-    // SAFETY: all tensors have `n` elements but the norm, which has one.
-    unsafe {
-        update_kernel::launch_unchecked(
-            gpu.client(),
-            gpu.spread(n),
-            CubeDim::new_1d(UNITS),
-            arg(param)?,
-            arg(master.unwrap_or(m))?,
-            arg(grad)?,
-            arg(m)?,
-            arg(v)?,
-            arg(norm)?,
-            max_norm,
-            step.grad_scale,
-            step.lr,
-            step.beta1,
-            step.beta2,
-            step.correction1,
-            step.correction2,
-            step.eps,
-            step.weight_decay,
-            seed,
-            n,
-            n / layers,
-            master.is_some(),
-            args.clip.is_some(),
-            stochastic,
-            zero_grad,
-            own.bf16,
-            gradient.bf16,
-            [own.elem, gradient.elem],
-        );
-    }
-    gpu.launched(OP, &[param, m, v])
+    let bytes = 2 * (param.dtype().size() + grad.dtype().size() + 8 + master.map_or(0, |_| 4));
+    gpu.by_elements(n, bytes, |first, end| {
+        // SAFETY: all tensors have `n` elements but the norm, which has one.
+        unsafe {
+            update_kernel::launch_unchecked(
+                gpu.client(),
+                gpu.spread(end - first),
+                CubeDim::new_1d(UNITS),
+                arg(param)?,
+                arg(master.unwrap_or(m))?,
+                arg(grad)?,
+                arg(m)?,
+                arg(v)?,
+                arg(norm)?,
+                max_norm,
+                step.grad_scale,
+                step.lr,
+                step.beta1,
+                step.beta2,
+                step.correction1,
+                step.correction2,
+                step.eps,
+                step.weight_decay,
+                seed,
+                first,
+                end,
+                n / layers,
+                master.is_some(),
+                args.clip.is_some(),
+                stochastic,
+                zero_grad,
+                own.bf16,
+                gradient.bf16,
+                [own.elem, gradient.elem],
+            );
+        }
+        gpu.launched(OP, &[param, m, v])
+    })
 }
 
 pub(super) fn round(gpu: &Gpu, args: &Round<'_>) -> Result<()> {
@@ -203,23 +209,26 @@ pub(super) fn round(gpu: &Gpu, args: &Round<'_>) -> Result<()> {
         return Ok(());
     }
     let (stochastic, seed) = seed(rounding);
-    let (from, to) = (gpu.arg(OP, master)?, gpu.arg(OP, param)?);
-    // SAFETY: both tensors have `n` elements.
-    unsafe {
-        let (grid, units) = (gpu.spread(n), CubeDim::new_1d(UNITS));
-        round_kernel::launch_unchecked(
-            gpu.client(),
-            grid,
-            units,
-            from,
-            to,
-            seed,
-            n,
-            n / layers,
-            stochastic,
-            bf16,
-            elem,
-        );
-    }
-    gpu.launched(OP, &[param])
+    gpu.by_elements(n, 4 + param.dtype().size(), |first, end| {
+        let (from, to) = (gpu.arg(OP, master)?, gpu.arg(OP, param)?);
+        let (grid, units) = (gpu.spread(end - first), CubeDim::new_1d(UNITS));
+        // SAFETY: both tensors have `n` elements.
+        unsafe {
+            round_kernel::launch_unchecked(
+                gpu.client(),
+                grid,
+                units,
+                from,
+                to,
+                seed,
+                first,
+                end,
+                n / layers,
+                stochastic,
+                bf16,
+                elem,
+            );
+        }
+        gpu.launched(OP, &[param])
+    })
 }

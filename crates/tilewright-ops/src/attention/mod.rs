@@ -22,8 +22,6 @@ use tilewright_core::Result;
 
 use crate::check::Check;
 use crate::cpu::element::with_element;
-#[cfg(feature = "gpu")]
-use crate::runtime::gpu::pace::batch_unit;
 use crate::{DType, Device, Tensor};
 use cpu::Sizes;
 
@@ -169,17 +167,7 @@ pub fn forward(device: &Device, args: &Forward<'_>) -> Result<()> {
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::forward(cuda, sizes, args)?,
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => {
-            let bytes = [t * c * qkv.dtype().size(), t * heads * size_of::<f32>()];
-            let cut = (b, batch_unit(gpu, &bytes));
-            gpu.by_rows(qkv.dtype(), cut, 2 * product_flops(sizes), |first, count| {
-                if count == b {
-                    return gpu::forward(gpu, sizes, args);
-                }
-                let [qkv, out, lse] = batches([qkv, out, lse], first, count)?;
-                gpu::forward(gpu, Sizes { b: count, ..sizes }, &Forward { qkv: &qkv, out: &out, lse: &lse, ..*args })
-            })?;
-        }
+        Device::Gpu(gpu) => gpu::forward(gpu, sizes, args)?,
         Device::Null(null) => {
             let bytes = qkv.bytes() + out.bytes() + lse.bytes();
             null.record(check.op, 2 * product_flops(sizes), bytes as u64);
@@ -218,17 +206,7 @@ pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
         Device::Cuda(cuda) => cuda::backward(device, cuda, sizes, args, &scratch)?,
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => {
-            let bytes = [t * c * qkv.dtype().size(), t * heads * size_of::<f32>()];
-            let cut = (b, batch_unit(gpu, &bytes));
-            gpu.by_rows(qkv.dtype(), cut, 5 * product_flops(sizes), |first, count| {
-                if count == b {
-                    return gpu::backward(gpu, sizes, args, &scratch);
-                }
-                let [qkv, out, lse, dout, dqkv] = batches([qkv, out, lse, dout, dqkv], first, count)?;
-                let (qkv, out, lse, dout, dqkv) = (&qkv, &out, &lse, &dout, &dqkv);
-                let args = Backward { qkv, out, lse, dout, dqkv, ..*args };
-                gpu::backward(gpu, Sizes { b: count, ..sizes }, &args, &scratch)
-            })?;
+            gpu::backward(gpu, sizes, args, &scratch)?;
             sums_behind(device, args)?;
         }
         Device::Null(null) => {
@@ -237,19 +215,6 @@ pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Some entries of the outermost dimension of each.
-#[cfg(feature = "gpu")]
-fn batches<const N: usize>(all: [&Tensor; N], first: usize, count: usize) -> Result<[Tensor; N]> {
-    let mut parts = all.map(Tensor::clone);
-    for (part, whole) in parts.iter_mut().zip(all) {
-        let shape = whole.shape();
-        let mut dims = shape.dims().to_vec();
-        dims[0] = count;
-        *part = whole.slice(first * dims[1..].iter().product::<usize>(), &dims)?;
-    }
-    Ok(parts)
 }
 
 /// [`Backward::dqkv_sums`] by a pass of its own: for devices without a kernel that sums on the way.

@@ -66,7 +66,8 @@ fn forward_kernel<E: Numeric>(
     lse: &mut [f32],
     t: usize,
     heads: usize,
-    groups: usize,
+    from: usize,
+    to: usize,
     scale: f32,
     #[comptime] rows: usize,
     #[comptime] head: usize,
@@ -81,9 +82,10 @@ fn forward_kernel<E: Numeric>(
     let mut sums = Shared::<[f32]>::new_slice(16usize);
     let mut fade = Shared::<[f32]>::new_slice(16usize);
     let unit = UNIT_POS as usize;
-    if CUBE_POS < groups {
+    let group = from + CUBE_POS;
+    if group < to {
         let tiles = (t + comptime!(rows - 1)) / rows;
-        let (line, first) = (CUBE_POS / tiles, CUBE_POS % tiles * rows);
+        let (line, first) = (group / tiles, group % tiles * rows);
         let (b, h) = (line / heads, line % heads);
         let c = heads * head;
         let start = b * t * 3 * c + h * head;
@@ -198,7 +200,8 @@ fn queries_kernel<E: Numeric>(
     dqkv: &mut [E],
     t: usize,
     heads: usize,
-    groups: usize,
+    from: usize,
+    to: usize,
     scale: f32,
     #[comptime] rows: usize,
     #[comptime] head: usize,
@@ -210,9 +213,10 @@ fn queries_kernel<E: Numeric>(
     let mut kv = Shared::<[f32]>::new_slice(comptime!(16 * (head + 1)));
     let mut slopes = Shared::<[f32]>::new_slice(256usize);
     let unit = UNIT_POS as usize;
-    if CUBE_POS < groups {
+    let group = from + CUBE_POS;
+    if group < to {
         let tiles = (t + comptime!(rows - 1)) / rows;
-        let (line, first) = (CUBE_POS / tiles, CUBE_POS % tiles * rows);
+        let (line, first) = (group / tiles, group % tiles * rows);
         let (b, h) = (line / heads, line % heads);
         let c = heads * head;
         let start = b * t * 3 * c + h * head;
@@ -281,7 +285,8 @@ fn keys_kernel<E: Numeric>(
     dqkv: &mut [E],
     t: usize,
     heads: usize,
-    groups: usize,
+    from: usize,
+    to: usize,
     scale: f32,
     #[comptime] rows: usize,
     #[comptime] head: usize,
@@ -294,9 +299,10 @@ fn keys_kernel<E: Numeric>(
     let mut weights = Shared::<[f32]>::new_slice(256usize);
     let mut slopes = Shared::<[f32]>::new_slice(256usize);
     let unit = UNIT_POS as usize;
-    if CUBE_POS < groups {
+    let group = from + CUBE_POS;
+    if group < to {
         let tiles = (t + comptime!(rows - 1)) / rows;
-        let (line, first) = (CUBE_POS / tiles, CUBE_POS % tiles * rows);
+        let (line, first) = (group / tiles, group % tiles * rows);
         let (b, h) = (line / heads, line % heads);
         let c = heads * head;
         let start = b * t * 3 * c + h * head;
@@ -335,9 +341,9 @@ fn keys_kernel<E: Numeric>(
                 if at < comptime!(rows * head) {
                     let (row, d) = (at / head, at % head);
                     // Queries before the key do not see it: what they hold is not even multiplied by zero.
-                    let from = min(first + row - min(query, first + row), 16usize);
+                    let begin = min(first + row - min(query, first + row), 16usize);
                     let mut value = dv[i];
-                    for q in from..16usize {
+                    for q in begin..16usize {
                         value = fma(weights[row * 16 + q], other[q * comptime!(head + 1) + d], value);
                     }
                     dv[i] = value;
@@ -351,9 +357,9 @@ fn keys_kernel<E: Numeric>(
                 let at = unit + i * 256;
                 if at < comptime!(rows * head) {
                     let (row, d) = (at / head, at % head);
-                    let from = min(first + row - min(query, first + row), 16usize);
+                    let begin = min(first + row - min(query, first + row), 16usize);
                     let mut value = dk[i];
-                    for q in from..16usize {
+                    for q in begin..16usize {
                         value = fma(slopes[row * 16 + q], other[q * comptime!(head + 1) + d], value);
                     }
                     dk[i] = value;
@@ -463,6 +469,11 @@ fn scale(head: usize) -> f32 {
     (1.0 / (head as f64).sqrt()) as f32
 }
 
+/// Operations of so many products of all queries and all keys. What is masked counts too: the rows that see most may share a launch.
+fn flops(sizes: Sizes, products: u64) -> u64 {
+    2 * products * (sizes.t * sizes.t) as u64 * (sizes.b * sizes.heads * sizes.head) as u64
+}
+
 pub(super) fn forward(gpu: &Gpu, sizes: Sizes, args: &Forward<'_>) -> Result<()> {
     const OP: &str = "attention.forward";
     let (Sizes { b, t, heads, head }, Forward { qkv, out, lse, .. }) = (sizes, args);
@@ -473,31 +484,29 @@ pub(super) fn forward(gpu: &Gpu, sizes: Sizes, args: &Forward<'_>) -> Result<()>
         return Ok(());
     }
     if let Some(units) = units::Units::of(gpu, qkv.dtype(), head, &[qkv, out]) {
-        return units::forward(gpu, OP, units, [b, t, heads], [qkv, out, lse]);
+        return units::forward(gpu, OP, units, sizes, [qkv, out, lse]);
     }
-    let (from, to, logs) = (gpu.arg(OP, qkv)?, gpu.arg(OP, out)?, gpu.arg(OP, lse)?);
     // SAFETY: the tensors have the sizes of the call, checked by the contract.
-    unsafe {
-        let (grid, units) = (gpu.grid(groups), CubeDim::new_1d(UNITS));
-        let scale = scale(head);
+    gpu.by_groups(false, groups, flops(sizes, 2), |from, count| unsafe {
         forward_kernel::launch_unchecked(
             gpu.client(),
-            grid,
-            units,
-            from,
-            to,
-            logs,
+            gpu.grid(count),
+            CubeDim::new_1d(UNITS),
+            gpu.arg(OP, qkv)?,
+            gpu.arg(OP, out)?,
+            gpu.arg(OP, lse)?,
             t,
             heads,
-            groups,
-            scale,
+            from,
+            from + count,
+            scale(head),
             rows,
             head,
             bf16,
             elem,
         );
-    }
-    gpu.launched(OP, &[out, lse])
+        gpu.launched(OP, &[out, lse])
+    })
 }
 
 pub(super) fn backward(gpu: &Gpu, sizes: Sizes, args: &Backward<'_>, deltas: &Tensor) -> Result<()> {
@@ -510,60 +519,34 @@ pub(super) fn backward(gpu: &Gpu, sizes: Sizes, args: &Backward<'_>, deltas: &Te
     }
     debug_assert_eq!(deltas.dtype(), DType::F32);
     let groups = b * heads * t.div_ceil(rows);
-    let units = CubeDim::new_1d(UNITS);
     let arg = |t: &Tensor| gpu.arg(OP, t);
     // SAFETY: as in `forward`; the workspace holds a number a query and head.
     unsafe {
+        let (grid, units) = (gpu.spread(n), CubeDim::new_1d(UNITS));
         let (y, dy, to) = (arg(out)?, arg(dout)?, arg(deltas)?);
-        deltas_kernel::launch_unchecked(gpu.client(), gpu.spread(n), units, y, dy, to, n, t, heads, head, bf16, elem);
-        gpu.launched(OP, &[deltas])?;
-        if let Some(units) = units::Units::of(gpu, qkv.dtype(), head, &[qkv, dout, dqkv]) {
-            return units_backward::backward(gpu, OP, units, [b, t, heads], [qkv, dout, lse, deltas, dqkv]);
-        }
-        for of_queries in [true, false] {
+        deltas_kernel::launch_unchecked(gpu.client(), grid, units, y, dy, to, n, t, heads, head, bf16, elem);
+    }
+    gpu.launched(OP, &[deltas])?;
+    if let Some(units) = units::Units::of(gpu, qkv.dtype(), head, &[qkv, dout, dqkv]) {
+        return units_backward::backward(gpu, OP, units, sizes, [qkv, dout, lse, deltas, dqkv]);
+    }
+    for (of_queries, products) in [(true, 3), (false, 4)] {
+        // SAFETY: as above.
+        gpu.by_groups(false, groups, flops(sizes, products), |from, count| unsafe {
+            let (client, grid, units) = (gpu.client(), gpu.grid(count), CubeDim::new_1d(UNITS));
             let (x, dy, logs, sums, dx) = (arg(qkv)?, arg(dout)?, arg(lse)?, arg(deltas)?, arg(dqkv)?);
-            let (grid, scale) = (gpu.grid(groups), scale(head));
+            let (to, scale) = (from + count, scale(head));
             if of_queries {
                 queries_kernel::launch_unchecked(
-                    gpu.client(),
-                    grid,
-                    units,
-                    x,
-                    dy,
-                    logs,
-                    sums,
-                    dx,
-                    t,
-                    heads,
-                    groups,
-                    scale,
-                    rows,
-                    head,
-                    bf16,
-                    elem,
+                    client, grid, units, x, dy, logs, sums, dx, t, heads, from, to, scale, rows, head, bf16, elem,
                 );
             } else {
                 keys_kernel::launch_unchecked(
-                    gpu.client(),
-                    grid,
-                    units,
-                    x,
-                    dy,
-                    logs,
-                    sums,
-                    dx,
-                    t,
-                    heads,
-                    groups,
-                    scale,
-                    rows,
-                    head,
-                    bf16,
-                    elem,
+                    client, grid, units, x, dy, logs, sums, dx, t, heads, from, to, scale, rows, head, bf16, elem,
                 );
             }
-            gpu.launched(OP, &[dqkv])?;
-        }
+            gpu.launched(OP, &[dqkv])
+        })?;
     }
     Ok(())
 }

@@ -4,11 +4,15 @@
 //! lie in shared memory. A strip of scores, eight columns a unit, passes through shared memory: sums live in fragments, whose places the
 //! interface does not tell. The forward pass looks for the largest score of each row first, then adds up exponentials, so that no sum is
 //! ever scaled.
+//!
+//! The units multiply what a row does not see by zero, and that is no number where an element is none. So each unit looks at what it wrote, and
+//! computes a row that has something else than numbers again, from what the row sees alone.
 
 use tilewright_core::{DType, Result};
 
+use super::super::cpu::Sizes;
 use crate::Tensor;
-use crate::matmul::gpu::matrix::{Pack, Quad, as_packs, fragment, native, only_if, packed, put_pack, words};
+use crate::matmul::gpu::matrix::{Pack, Quad, as_packs, fragment, long, native, only_if, packed, put_pack, words};
 use crate::matmul::gpu::shape;
 use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::prelude::*;
@@ -345,7 +349,7 @@ pub(crate) fn row_sum(value: f32, shared: &mut Shared<[f32]>, #[comptime] u: Uni
 }
 
 /// Writes a plane's sums times `factor` (a unit's row has its own) to `out`: rows of `stride` elements, row 0 of the plane at element `start`, `rows` of
-/// them. Each unit writes eight elements at a time.
+/// them. Each unit writes eight elements at a time, and tells whether one of them is no number: 0 where all are.
 #[cube]
 pub(crate) fn write_rows(
     totals: &Sequence<cmma::Matrix<f32>>,
@@ -356,8 +360,9 @@ pub(crate) fn write_rows(
     rows: usize,
     factor: f32,
     #[comptime] u: Units,
-) {
+) -> u32 {
     let row = unit_row(u);
+    let mut broken = 0u32;
     #[unroll]
     for j in 0..comptime!(u.head / u.width()) {
         sums_to_strip(totals, patch, comptime!(j * u.span()), u);
@@ -370,9 +375,53 @@ pub(crate) fn write_rows(
         if row < rows {
             let place = start + row * stride + comptime!(j * u.width()) + unit_column(u);
             out[place / 8] = packed(&values, u.bf16);
+            #[unroll]
+            for i in 0..8usize {
+                broken |= select(is_number(values[i]), 0u32, 1u32);
+            }
         }
         sync_plane();
     }
+    broken
+}
+
+/// The product of the rows of a head that start at element `at` of `a` and at `bt` of `b`.
+#[cube]
+pub(crate) fn row_dot(a: &[Pack], at: usize, b: &[Pack], bt: usize, #[comptime] u: Units) -> f32 {
+    let mut sum = 0.0f32;
+    for i in 0..comptime!(u.head / 8) {
+        let (x, y) = (a[at / 8 + i], b[bt / 8 + i]);
+        #[unroll]
+        for j in 0..4usize {
+            let (v, w) = (x.extract(j), y.extract(j));
+            sum = fma(long(v & 0xFFFFu32, u.bf16), long(w & 0xFFFFu32, u.bf16), sum);
+            sum = fma(long(v >> 16u32, u.bf16), long(w >> 16u32, u.bf16), sum);
+        }
+    }
+    sum
+}
+
+/// Adds `weight` times the eight elements from element `at` on.
+#[cube]
+pub(crate) fn add_eight(values: &mut Array<f32>, weight: f32, packs: &[Pack], at: usize, #[comptime] u: Units) {
+    let pack = packs[at / 8];
+    #[unroll]
+    for i in 0..4usize {
+        let word = pack.extract(i);
+        values[i * 2] = fma(weight, long(word & 0xFFFFu32, u.bf16), values[i * 2]);
+        values[i * 2 + 1] = fma(weight, long(word >> 16u32, u.bf16), values[i * 2 + 1]);
+    }
+}
+
+/// Eight zeros.
+#[cube]
+pub(crate) fn zeros() -> Array<f32> {
+    let mut values = Array::<f32>::new(8usize);
+    #[unroll]
+    for i in 0..8usize {
+        values[i] = 0.0f32;
+    }
+    values
 }
 
 #[cube(launch_unchecked)]
@@ -382,7 +431,9 @@ fn units_forward_kernel<F: Numeric, S: Numeric>(
     lse: &mut [f32],
     t: usize,
     heads: usize,
-    groups: usize,
+    lines: usize,
+    from: usize,
+    to: usize,
     scale: f32,
     #[comptime] u: Units,
     #[define(F, S)] _elems: [ElemType; 2],
@@ -395,11 +446,11 @@ fn units_forward_kernel<F: Numeric, S: Numeric>(
     let mut weights = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.rows() * u.weights_line())));
     let mut patch = Shared::<[Quad]>::new_slice(comptime!(PLANES * u.strip()));
     let mut shared = Shared::<[f32]>::new_slice(comptime!(u.units()));
-    if CUBE_POS < groups {
+    let group = from + CUBE_POS;
+    if group < to {
         // The longest first.
         let tiles = (t + rows - 1) / rows;
-        let lines = groups / tiles;
-        let (line, first) = (CUBE_POS % lines, (tiles - 1 - CUBE_POS / lines) * rows);
+        let (line, first) = (group % lines, (tiles - 1 - group / lines) * rows);
         let (b, h) = (line / heads, line % heads);
         let c = heads * head;
         let start = b * t * 3 * c + h * head;
@@ -462,7 +513,20 @@ fn units_forward_kernel<F: Numeric, S: Numeric>(
         let sum = row_sum(sum, &mut shared, u);
         let place = (b * t + first + down) * c + h * head;
         let left = t - min(first + down, t);
-        write_rows(&totals, &mut patch, out, place, c, left, 1.0f32 / sum, u);
+        let broken = write_rows(&totals, &mut patch, out, place, c, left, 1.0f32 / sum, u);
+        if broken > 0u32 {
+            let own = start + query * 3 * c;
+            for j in 0..comptime!(u.head / u.width()) {
+                let at = j * comptime!(u.width()) + column;
+                let mut values = zeros();
+                for key in 0..query + 1 {
+                    let other = start + c + key * 3 * c;
+                    let p = (scale * row_dot(qkv, own, qkv, other, u) - most).exp() / sum;
+                    add_eight(&mut values, p, qkv, other + c + at, u);
+                }
+                out[((b * t + query) * c + h * head + at) / 8] = packed(&values, u.bf16);
+            }
+        }
         if column == 0 {
             if query < t {
                 lse[line * t + query] = most + sum.ln();
@@ -476,28 +540,29 @@ pub(super) fn forward(
     gpu: &Gpu,
     op: &'static str,
     u: Units,
-    [b, t, heads]: [usize; 3],
+    sizes: Sizes,
     [qkv, out, lse]: [&Tensor; 3],
 ) -> Result<()> {
-    let groups = b * heads * t.div_ceil(u.rows());
-    let (from, to, logs) = (as_packs(gpu, op, qkv)?, as_packs(gpu, op, out)?, gpu.arg(op, lse)?);
-    let units = CubeDim::new_1d(u.units() as u32);
+    let Sizes { b, t, heads, .. } = sizes;
+    let lines = b * heads;
     // SAFETY: the tensors have the sizes of the call, checked by the contract.
-    unsafe {
+    gpu.by_groups(true, lines * t.div_ceil(u.rows()), super::flops(sizes, 3), |from, count| unsafe {
         units_forward_kernel::launch_unchecked(
             gpu.client(),
-            gpu.grid(groups),
-            units,
-            from,
-            to,
-            logs,
+            gpu.grid(count),
+            CubeDim::new_1d(u.units() as u32),
+            as_packs(gpu, op, qkv)?,
+            as_packs(gpu, op, out)?,
+            gpu.arg(op, lse)?,
             t,
             heads,
-            groups,
+            lines,
+            from,
+            from + count,
             super::scale(u.head),
             u,
             u.elems(qkv.dtype()),
         );
-    }
-    gpu.launched(op, &[out, lse])
+        gpu.launched(op, &[out, lse])
+    })
 }

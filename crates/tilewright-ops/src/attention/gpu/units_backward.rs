@@ -3,6 +3,7 @@
 
 use tilewright_core::Result;
 
+use super::super::cpu::Sizes;
 use super::units::*;
 use crate::Tensor;
 use crate::matmul::gpu::matrix::{Pack, Quad, as_packs, packed, put_pack};
@@ -18,7 +19,9 @@ fn units_queries_kernel<F: Numeric, S: Numeric>(
     dqkv: &mut [Pack],
     t: usize,
     heads: usize,
-    groups: usize,
+    lines: usize,
+    from: usize,
+    to: usize,
     scale: f32,
     #[comptime] u: Units,
     #[define(F, S)] _elems: [ElemType; 2],
@@ -30,11 +33,11 @@ fn units_queries_kernel<F: Numeric, S: Numeric>(
     let mut v = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.tile_packs())));
     let mut weights = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.rows() * u.weights_line())));
     let mut patch = Shared::<[Quad]>::new_slice(comptime!(PLANES * u.strip()));
-    if CUBE_POS < groups {
+    let group = from + CUBE_POS;
+    if group < to {
         // The longest first.
         let tiles = (t + rows - 1) / rows;
-        let lines = groups / tiles;
-        let (line, first) = (CUBE_POS % lines, (tiles - 1 - CUBE_POS / lines) * rows);
+        let (line, first) = (group % lines, (tiles - 1 - group / lines) * rows);
         let (b, h) = (line / heads, line % heads);
         let c = heads * head;
         let start = b * t * 3 * c + h * head;
@@ -79,7 +82,21 @@ fn units_queries_kernel<F: Numeric, S: Numeric>(
             key += others;
         }
         let place = start + (first + down) * 3 * c;
-        write_rows(&totals, &mut patch, dqkv, place, 3 * c, t - min(first + down, t), 1.0f32, u);
+        let broken = write_rows(&totals, &mut patch, dqkv, place, 3 * c, t - min(first + down, t), 1.0f32, u);
+        if broken > 0u32 {
+            let (q_row, d_row) = (start + query * 3 * c, (b * t + query) * c + h * head);
+            for j in 0..comptime!(u.head / u.width()) {
+                let at = j * comptime!(u.width()) + column;
+                let mut values = zeros();
+                for key in 0..query + 1 {
+                    let other = start + c + key * 3 * c;
+                    let p = (scale * row_dot(qkv, q_row, qkv, other, u) - log).exp();
+                    let slope = p * (row_dot(dout, d_row, qkv, other + c, u) - delta) * scale;
+                    add_eight(&mut values, slope, qkv, other + at, u);
+                }
+                dqkv[(q_row + at) / 8] = packed(&values, u.bf16);
+            }
+        }
     }
 }
 
@@ -92,7 +109,9 @@ fn units_keys_kernel<F: Numeric, S: Numeric>(
     dqkv: &mut [Pack],
     t: usize,
     heads: usize,
-    groups: usize,
+    lines: usize,
+    from: usize,
+    to: usize,
     scale: f32,
     #[comptime] u: Units,
     #[define(F, S)] _elems: [ElemType; 2],
@@ -108,11 +127,10 @@ fn units_keys_kernel<F: Numeric, S: Numeric>(
     let mut logs = Shared::<[f32]>::new_slice(comptime!(u.others()));
     let mut sums = Shared::<[f32]>::new_slice(comptime!(u.others()));
     let unit = UNIT_POS as usize;
-    if CUBE_POS < groups {
+    let group = from + CUBE_POS;
+    if group < to {
         // Keys that most queries see come first.
-        let tiles = (t + rows - 1) / rows;
-        let lines = groups / tiles;
-        let (line, first) = (CUBE_POS % lines, CUBE_POS / lines * rows);
+        let (line, first) = (group % lines, group / lines * rows);
         let (b, h) = (line / heads, line % heads);
         let c = heads * head;
         let start = b * t * 3 * c + h * head;
@@ -181,8 +199,25 @@ fn units_keys_kernel<F: Numeric, S: Numeric>(
         }
         let place = start + c + (first + down) * 3 * c;
         let left = t - min(first + down, t);
-        write_rows(&dk, &mut patch, dqkv, place, 3 * c, left, 1.0f32, u);
-        write_rows(&dv, &mut patch, dqkv, place + c, 3 * c, left, 1.0f32, u);
+        let broken = write_rows(&dk, &mut patch, dqkv, place, 3 * c, left, 1.0f32, u)
+            | write_rows(&dv, &mut patch, dqkv, place + c, 3 * c, left, 1.0f32, u);
+        if broken > 0u32 {
+            let own = start + c + key * 3 * c;
+            for j in 0..comptime!(u.head / u.width()) {
+                let at = j * comptime!(u.width()) + column;
+                let mut of_key = zeros();
+                let mut of_value = zeros();
+                for query in key..t {
+                    let (q_row, d_row) = (start + query * 3 * c, (b * t + query) * c + h * head);
+                    let p = (scale * row_dot(qkv, own, qkv, q_row, u) - lse[line * t + query]).exp();
+                    let gradient = row_dot(qkv, own + c, dout, d_row, u);
+                    add_eight(&mut of_value, p, dout, d_row + at, u);
+                    add_eight(&mut of_key, p * (gradient - deltas[line * t + query]) * scale, qkv, q_row + at, u);
+                }
+                dqkv[(own + at) / 8] = packed(&of_key, u.bf16);
+                dqkv[(own + c + at) / 8] = packed(&of_value, u.bf16);
+            }
+        }
     }
 }
 
@@ -191,29 +226,29 @@ pub(super) fn backward(
     gpu: &Gpu,
     op: &'static str,
     u: Units,
-    [b, t, heads]: [usize; 3],
+    sizes: Sizes,
     [qkv, dout, lse, deltas, dqkv]: [&Tensor; 5],
 ) -> Result<()> {
-    let groups = b * heads * t.div_ceil(u.rows());
+    let Sizes { b, t, heads, .. } = sizes;
+    let lines = b * heads;
     let (scale, elems) = (super::scale(u.head), u.elems(qkv.dtype()));
-    for of_queries in [true, false] {
-        let (x, dy, dx) = (as_packs(gpu, op, qkv)?, as_packs(gpu, op, dout)?, as_packs(gpu, op, dqkv)?);
-        let (logs, sums) = (gpu.arg(op, lse)?, gpu.arg(op, deltas)?);
-        let (grid, units) = (gpu.grid(groups), CubeDim::new_1d(u.units() as u32));
-        let client = gpu.client();
+    for (of_queries, products) in [(true, 3), (false, 4)] {
         // SAFETY: the tensors have the sizes of the call, checked by the contract.
-        unsafe {
+        gpu.by_groups(true, lines * t.div_ceil(u.rows()), super::flops(sizes, products), |from, count| unsafe {
+            let (client, grid, units) = (gpu.client(), gpu.grid(count), CubeDim::new_1d(u.units() as u32));
+            let (x, dy, dx) = (as_packs(gpu, op, qkv)?, as_packs(gpu, op, dout)?, as_packs(gpu, op, dqkv)?);
+            let (logs, sums, to) = (gpu.arg(op, lse)?, gpu.arg(op, deltas)?, from + count);
             if of_queries {
                 units_queries_kernel::launch_unchecked(
-                    client, grid, units, x, dy, logs, sums, dx, t, heads, groups, scale, u, elems,
+                    client, grid, units, x, dy, logs, sums, dx, t, heads, lines, from, to, scale, u, elems,
                 );
             } else {
                 units_keys_kernel::launch_unchecked(
-                    client, grid, units, x, dy, logs, sums, dx, t, heads, groups, scale, u, elems,
+                    client, grid, units, x, dy, logs, sums, dx, t, heads, lines, from, to, scale, u, elems,
                 );
             }
-        }
-        gpu.launched(op, &[dqkv])?;
+            gpu.launched(op, &[dqkv])
+        })?;
     }
     Ok(())
 }

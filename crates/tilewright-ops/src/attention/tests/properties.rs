@@ -1,7 +1,7 @@
 //! What holds for any input: gradients are differences, the future is unseen, the bits are fixed.
 
 use super::*;
-use crate::testing::{FLOATS, devices};
+use crate::testing::{FLOATS, devices, portable_gpus};
 use proptest::prelude::*;
 
 #[test]
@@ -82,6 +82,62 @@ fn scores_that_are_not_numbers_in_the_future_stay_there() {
             let out = call.out.read_f32().unwrap();
             assert!(out[..(t - 2) * 16].iter().all(|x| x.is_finite()), "t = {t} on {}", device.name());
             assert!(out[(t - 2) * 16..].iter().all(|x| x.is_nan()));
+        }
+    }
+}
+
+/// NaN in a whole third of the given tokens: 0 queries, 1 keys, 2 values.
+fn spoil(call: &Call, third: usize, tokens: std::ops::Range<usize>) {
+    let (mut qkv, c) = (call.qkv.read_f32().unwrap(), call.sizes.c());
+    for token in tokens {
+        qkv[(token * 3 + third) * c..][..c].fill(f32::NAN);
+    }
+    call.qkv.write_f32(&qkv).unwrap();
+}
+
+// Other devices promise it of scores alone, and multiply what else is hidden by zero.
+#[test]
+fn on_portable_gpus_keys_and_values_that_are_not_numbers_reach_no_query_before_them() {
+    for device in portable_gpus() {
+        for dtype in FLOATS {
+            for (t, third) in [(20, 1), (20, 2), (100, 1), (100, 2)] {
+                let call = Call::new(&device, dtype, sizes(1, 2, t, 16), 1.0, 6);
+                spoil(&call, third, t - 2..t);
+                call.forward();
+                call.backward();
+                let name = format!("third {third}, {}", call.name());
+                let numbers = |row: &[f32]| row.iter().all(|x| x.is_finite());
+                for (i, row) in call.out.read_f32().unwrap().chunks(32).enumerate() {
+                    assert_eq!(numbers(row), i < t - 2, "output {i}, {name}");
+                }
+                // What the last queries see reaches gradients of all keys and values, which they see too.
+                for (i, row) in call.dqkv.read_f32().unwrap().chunks(96).enumerate() {
+                    assert_eq!(numbers(&row[..32]), i < t - 2, "gradient of query {i}, {name}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn on_portable_gpus_queries_that_are_not_numbers_reach_no_gradient_behind_them() {
+    for device in portable_gpus() {
+        for dtype in FLOATS {
+            for t in [20, 100] {
+                let call = Call::new(&device, dtype, sizes(1, 2, t, 16), 1.0, 6);
+                spoil(&call, 0, 0..2);
+                let mut dout = call.dout.read_f32().unwrap();
+                dout[..2 * 32].fill(f32::NAN);
+                call.dout.write_f32(&dout).unwrap();
+                call.forward();
+                call.backward();
+                for (i, row) in call.dqkv.read_f32().unwrap().chunks(96).enumerate() {
+                    for (third, x) in row.chunks(32).enumerate() {
+                        let numbers = x.iter().all(|x| x.is_finite());
+                        assert_eq!(numbers, i >= 2, "third {third} of token {i}, {}", call.name());
+                    }
+                }
+            }
         }
     }
 }

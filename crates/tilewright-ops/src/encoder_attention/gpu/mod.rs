@@ -21,6 +21,134 @@ pub(crate) struct Given {
     bf16: bool,
 }
 
+/// Queries of one row that a group owns.
+#[derive(CubeType, Clone, Copy)]
+struct Tile {
+    /// 0 for groups behind the last tile.
+    found: u32,
+    /// Which of the row's tiles it is.
+    index: usize,
+    /// The row's first token, and its tokens.
+    start: usize,
+    length: usize,
+    /// Queries `first..last`.
+    first: usize,
+    last: usize,
+}
+
+/// Tile `number` when every row is cut into tiles, in order.
+#[cube]
+fn tile_of(row_starts: &[i32], query_starts: &[i32], line: usize, number: usize, #[comptime] rows: usize) -> Tile {
+    let mut index = number + 0usize;
+    let mut row = 0usize;
+    let mut found = 0u32;
+    while row < line {
+        let count = (usize::cast_from(query_starts[row + 1] - query_starts[row]) + comptime!(rows - 1)) / rows;
+        if index < count {
+            found = 1u32;
+            break;
+        }
+        index -= count;
+        row += 1;
+    }
+    let row = min(row, line - 1);
+    let start = usize::cast_from(row_starts[row]);
+    let first = usize::cast_from(query_starts[row]) + index * rows;
+    Tile {
+        found,
+        index,
+        start,
+        length: usize::cast_from(row_starts[row + 1]) - start,
+        first,
+        last: min(first + rows, usize::cast_from(query_starts[row + 1])),
+    }
+}
+
+/// What decides which keys a query sees.
+#[derive(CubeType, Clone, Copy)]
+struct Query {
+    position: i32,
+    option: i32,
+    /// Whether there is such a query.
+    there: bool,
+}
+
+/// Query `mine` of a tile.
+#[cube]
+fn query_of(
+    tile: &Tile,
+    mine: usize,
+    tokens: &[i32],
+    positions: &[i32],
+    option_ids: &[i32],
+    #[comptime] rows: usize,
+    #[comptime] given: Given,
+) -> Query {
+    let mut own = tile.index * rows + min(mine, tile.last - tile.first - 1);
+    if comptime![given.tokens] {
+        own = usize::cast_from(tokens[min(tile.first + mine, tile.last - 1)]) - tile.start;
+    }
+    let mut position = i32::cast_from(own);
+    if comptime![given.positions] {
+        position = positions[tile.start + own];
+    }
+    let mut option = 0i32;
+    if comptime![given.options] {
+        option = option_ids[tile.start + own];
+    }
+    Query { position, option, there: tile.first + mine < tile.last }
+}
+
+/// Whether a query sees key `key` of its row.
+#[cube]
+fn sees(
+    tile: &Tile,
+    query: &Query,
+    key: usize,
+    positions: &[i32],
+    option_ids: &[i32],
+    window: i32,
+    #[comptime] given: Given,
+) -> bool {
+    let other = min(key, tile.length - 1);
+    let mut visible = key < tile.length && query.there;
+    if comptime![given.window] {
+        let mut position = i32::cast_from(other);
+        if comptime![given.positions] {
+            position = positions[tile.start + other];
+        }
+        // Compared without a difference that could overflow.
+        let (low, high) = (min(position, query.position), max(position, query.position));
+        let distance = u32::reinterpret(high) - u32::reinterpret(low);
+        visible = visible && distance <= u32::reinterpret(window);
+    }
+    if comptime![given.options] {
+        let option = option_ids[tile.start + other];
+        visible = visible && !(query.option > 0 && option > 0 && option != query.option);
+    }
+    visible
+}
+
+/// Keys that some query of the tile may see, from a multiple of `step` on: tiles are counted from the row's start, whatever runs beside it.
+#[cube]
+fn keys_of(
+    tile: &Tile,
+    window: i32,
+    #[comptime] rows: usize,
+    #[comptime] step: usize,
+    #[comptime] given: Given,
+) -> (usize, usize) {
+    let mut from = 0usize;
+    let mut to = tile.length + 0usize;
+    if comptime![given.window && !given.tokens && !given.positions] {
+        let half = usize::cast_from(window);
+        let begin = tile.index * rows;
+        from = (begin - min(begin, half)) / step * step;
+        to = min(tile.length, begin + (tile.last - tile.first) + min(half, tile.length));
+    }
+    (from, to)
+}
+
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 fn forward_kernel<E: Numeric>(
@@ -32,6 +160,8 @@ fn forward_kernel<E: Numeric>(
     positions: &[i32],
     option_ids: &[i32],
     out: &mut [E],
+    from_group: usize,
+    to_group: usize,
     tiles: usize,
     line: usize,
     q_width: usize,
@@ -54,25 +184,11 @@ fn forward_kernel<E: Numeric>(
     let mut sums = Shared::<[f32]>::new_slice(16usize);
     let mut fade = Shared::<[f32]>::new_slice(16usize);
     let unit = UNIT_POS as usize;
-    let h = CUBE_POS / tiles;
-    let mut index = CUBE_POS % tiles;
-    // The tile of this group when every row is cut into tiles, in order.
-    let mut row = 0usize;
-    let mut found = 0u32;
-    while row < line {
-        let count = (usize::cast_from(query_starts[row + 1] - query_starts[row]) + comptime!(rows - 1)) / rows;
-        if index < count {
-            found = 1u32;
-            break;
-        }
-        index -= count;
-        row += 1;
-    }
-    if found == 1u32 && h < heads {
-        let start = usize::cast_from(row_starts[row]);
-        let length = usize::cast_from(row_starts[row + 1]) - start;
-        let first = usize::cast_from(query_starts[row]) + index * rows;
-        let last = min(first + rows, usize::cast_from(query_starts[row + 1]));
+    let group = from_group + CUBE_POS;
+    let h = group / tiles;
+    let tile = tile_of(row_starts, query_starts, line, group % tiles, rows);
+    if tile.found == 1u32 && group < to_group {
+        let (start, length, first, last) = (tile.start, tile.length, tile.first, tile.last);
         let d_all = heads * head;
         stage::<E>(q_all, &mut q, h * head, q_width, first, last, rows, head, given.bf16);
         if unit < rows {
@@ -80,29 +196,8 @@ fn forward_kernel<E: Numeric>(
             sums[unit] = 0.0f32;
         }
         let (r, j) = (unit / 16, unit % 16);
-        // What decides what this unit's query sees.
-        let place = min(first + r, last - 1);
-        let mut own = index * rows + min(r, last - first - 1);
-        if comptime![given.tokens] {
-            own = usize::cast_from(tokens[place]) - start;
-        }
-        let mut own_position = i32::cast_from(own);
-        if comptime![given.positions] {
-            own_position = positions[start + own];
-        }
-        let mut own_option = 0i32;
-        if comptime![given.options] {
-            own_option = option_ids[start + own];
-        }
-        let mut from = 0usize;
-        let mut to = length;
-        if comptime![given.window && !given.tokens && !given.positions] {
-            // Keys that some query of the tile may see; tiles are counted from the row's start, whatever runs beside it.
-            let half = usize::cast_from(window);
-            let begin = index * rows;
-            from = (begin - min(begin, half)) / 16 * 16;
-            to = min(length, begin + (last - first) + min(half, length));
-        }
+        let query = query_of(&tile, r, tokens, positions, option_ids, rows, given);
+        let (from, to) = keys_of(&tile, window, rows, 16usize, given);
         let mut acc = Array::<f32>::new(4usize);
         #[unroll]
         for i in 0..4usize {
@@ -114,22 +209,7 @@ fn forward_kernel<E: Numeric>(
             stage::<E>(kv_all, &mut kv, base, kv_width, key, length, 16usize, head, given.bf16);
             sync_cube();
             if unit < comptime!(rows * 16) {
-                let other = min(key + j, length - 1);
-                let mut visible = key + j < length && first + r < last;
-                if comptime![given.window] {
-                    let mut position = i32::cast_from(other);
-                    if comptime![given.positions] {
-                        position = positions[start + other];
-                    }
-                    // Compared without a difference that could overflow.
-                    let (low, high) = (min(position, own_position), max(position, own_position));
-                    let distance = u32::reinterpret(high) - u32::reinterpret(low);
-                    visible = visible && distance <= u32::reinterpret(window);
-                }
-                if comptime![given.options] {
-                    let option = option_ids[start + other];
-                    visible = visible && !(own_option > 0 && option > 0 && option != own_option);
-                }
+                let visible = sees(&tile, &query, key + j, positions, option_ids, window, given);
                 scores[unit] = scale * dot(&q, &kv, r, j, head);
                 seen[unit] = select(visible, 1u32, 0u32);
             }
@@ -190,6 +270,8 @@ fn forward_kernel<E: Numeric>(
 /// Numbers of a call.
 struct Sizes {
     queries: usize,
+    /// Tokens of the pack.
+    tokens: usize,
     /// Rows of the pack.
     line: usize,
     q_width: usize,
@@ -217,6 +299,7 @@ pub(crate) fn forward(gpu: &Gpu, args: &Forward<'_>, m: usize, head: usize) -> R
     }
     let sizes = Sizes {
         queries: m,
+        tokens: kv.shape().as_matrix().0,
         line: row_starts.numel() - 1,
         q_width: q.shape().as_matrix().1,
         kv_width: kv.shape().as_matrix().1,
@@ -239,19 +322,26 @@ pub(crate) fn forward(gpu: &Gpu, args: &Forward<'_>, m: usize, head: usize) -> R
         positions.unwrap_or(row_starts),
         option_ids.unwrap_or(row_starts),
     ];
+    // As if every row were as long as the longest may be: its tiles may share a launch.
+    let longest = args.longest.unwrap_or(sizes.tokens).min(sizes.tokens);
+    let seen = match window {
+        Some(half) if positions.is_none() => longest.min(half.saturating_mul(2).saturating_add(1)),
+        _ => longest,
+    };
+    let flops = 2 * (m * seen) as u64 * (heads * head) as u64;
     let even = [sizes.q_width, sizes.kv_width, key_column].iter().all(|width| width.is_multiple_of(8));
     if let Some(u) = Units::of(gpu, q.dtype(), head, &[q, kv, out]).filter(|_| even) {
-        return units::forward(gpu, OP, u, &sizes, given, [q, kv, out], lists);
+        return units::forward(gpu, OP, u, &sizes, given, [q, kv, out], lists, flops);
     }
     let rows = tile(head);
     let tiles = sizes.tiles(rows);
     let arg = |t| gpu.arg(OP, t);
     let [row_starts, query_starts, tokens, positions, option_ids] = lists;
     // SAFETY: the contract checked that rows, queries, heads and columns lie in their tensors.
-    unsafe {
+    gpu.by_groups(false, tiles * heads, 2 * flops, |from, count| unsafe {
         forward_kernel::launch_unchecked(
             gpu.client(),
-            gpu.grid(tiles * heads),
+            gpu.grid(count),
             CubeDim::new_1d(UNITS),
             arg(q)?,
             arg(kv)?,
@@ -261,6 +351,8 @@ pub(crate) fn forward(gpu: &Gpu, args: &Forward<'_>, m: usize, head: usize) -> R
             arg(positions)?,
             arg(option_ids)?,
             arg(out)?,
+            from,
+            from + count,
             tiles,
             sizes.line,
             sizes.q_width,
@@ -274,6 +366,6 @@ pub(crate) fn forward(gpu: &Gpu, args: &Forward<'_>, m: usize, head: usize) -> R
             given,
             elem,
         );
-    }
-    gpu.launched(OP, &[out])
+        gpu.launched(OP, &[out])
+    })
 }

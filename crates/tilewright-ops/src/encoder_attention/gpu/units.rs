@@ -2,53 +2,12 @@
 
 use tilewright_core::Result;
 
-use super::{Given, Sizes};
+use super::{Given, Sizes, keys_of, query_of, sees, tile_of};
 use crate::Tensor;
 use crate::attention::gpu::units::*;
 use crate::matmul::gpu::matrix::{Pack, Quad, as_packs, packed, put_pack};
 use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::prelude::*;
-
-/// What decides which keys a query sees.
-#[derive(CubeType, Clone, Copy)]
-struct Query {
-    /// Its row's first token in the pack, and the row's tokens.
-    start: usize,
-    length: usize,
-    position: i32,
-    option: i32,
-    /// Whether there is such a query.
-    there: bool,
-}
-
-/// Whether a query sees key `key` of its row.
-#[cube]
-fn sees(
-    query: &Query,
-    key: usize,
-    positions: &[i32],
-    option_ids: &[i32],
-    window: i32,
-    #[comptime] given: Given,
-) -> bool {
-    let other = min(key, query.length - 1);
-    let mut visible = key < query.length && query.there;
-    if comptime![given.window] {
-        let mut position = i32::cast_from(other);
-        if comptime![given.positions] {
-            position = positions[query.start + other];
-        }
-        // Compared without a difference that could overflow.
-        let (low, high) = (min(position, query.position), max(position, query.position));
-        let distance = u32::reinterpret(high) - u32::reinterpret(low);
-        visible = visible && distance <= u32::reinterpret(window);
-    }
-    if comptime![given.options] {
-        let option = option_ids[query.start + other];
-        visible = visible && !(query.option > 0 && option > 0 && option != query.option);
-    }
-    visible
-}
 
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
@@ -61,6 +20,8 @@ fn units_kernel<F: Numeric, S: Numeric>(
     positions: &[i32],
     option_ids: &[i32],
     out: &mut [Pack],
+    from_group: usize,
+    to_group: usize,
     tiles: usize,
     line: usize,
     q_width: usize,
@@ -81,52 +42,17 @@ fn units_kernel<F: Numeric, S: Numeric>(
     let mut weights = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.rows() * u.weights_line())));
     let mut patch = Shared::<[Quad]>::new_slice(comptime!(PLANES * u.strip()));
     let mut shared = Shared::<[f32]>::new_slice(comptime!(u.units()));
-    let h = CUBE_POS / tiles;
-    let mut index = CUBE_POS % tiles;
-    // The tile of this group when every row is cut into tiles, in order.
-    let mut row = 0usize;
-    let mut found = 0u32;
-    while row < line {
-        let count = (usize::cast_from(query_starts[row + 1] - query_starts[row]) + comptime!(u.rows() - 1)) / rows;
-        if index < count {
-            found = 1u32;
-            break;
-        }
-        index -= count;
-        row += 1;
-    }
-    if found == 1u32 && h < heads {
-        let start = usize::cast_from(row_starts[row]);
-        let length = usize::cast_from(row_starts[row + 1]) - start;
-        let first = usize::cast_from(query_starts[row]) + index * rows;
-        let last = min(first + rows, usize::cast_from(query_starts[row + 1]));
+    let group = from_group + CUBE_POS;
+    let h = group / tiles;
+    let tile = tile_of(row_starts, query_starts, line, group % tiles, rows);
+    if tile.found == 1u32 && group < to_group {
+        let (start, length, first, last) = (tile.start, tile.length, tile.first, tile.last);
         let d_all = heads * head;
         let down = PLANE_POS as usize * comptime!(u.tile[0]);
         let column = unit_column(u);
         let mine = down + unit_row(u);
-        let place = min(first + mine, last - 1);
-        let mut own = index * rows + min(mine, last - first - 1);
-        if comptime![given.tokens] {
-            own = usize::cast_from(tokens[place]) - start;
-        }
-        let mut position = i32::cast_from(own);
-        if comptime![given.positions] {
-            position = positions[start + own];
-        }
-        let mut option = 0i32;
-        if comptime![given.options] {
-            option = option_ids[start + own];
-        }
-        let query = Query { start, length, position, option, there: first + mine < last };
-        let mut from = 0usize;
-        let mut to = length;
-        if comptime![given.window && !given.tokens && !given.positions] {
-            // Keys that some query of the tile may see; tiles are counted from the row's start, whatever runs beside it.
-            let half = usize::cast_from(window);
-            let begin = index * rows;
-            from = (begin - min(begin, half)) / others * others;
-            to = min(length, begin + (last - first) + min(half, length));
-        }
+        let query = query_of(&tile, mine, tokens, positions, option_ids, rows, given);
+        let (from, to) = keys_of(&tile, window, rows, others, given);
         stage_rows::<S>(q_all, &mut k, h * head, q_width, first, last, rows, u);
         sync_cube();
         let own_q = own_rows::<F, S>(&k, u);
@@ -146,7 +72,7 @@ fn units_kernel<F: Numeric, S: Numeric>(
                 #[unroll]
                 for i in 0..8usize {
                     let score = scale * values[i];
-                    let seen = sees(&query, here + i, positions, option_ids, window, given);
+                    let seen = sees(&tile, &query, here + i, positions, option_ids, window, given);
                     most = select(seen, max(most, score), most);
                 }
                 sync_plane();
@@ -170,7 +96,7 @@ fn units_kernel<F: Numeric, S: Numeric>(
                 eight(&mut patch, &mut values, u);
                 #[unroll]
                 for i in 0..8usize {
-                    let seen = sees(&query, here + i, positions, option_ids, window, given);
+                    let seen = sees(&tile, &query, here + i, positions, option_ids, window, given);
                     let p = select(seen, (scale * values[i] - most).exp(), 0.0f32);
                     values[i] = p;
                     sum += p;
@@ -188,7 +114,23 @@ fn units_kernel<F: Numeric, S: Numeric>(
         }
         let sum = row_sum(sum, &mut shared, u);
         let left = last - min(first + down, last);
-        write_rows(&totals, &mut patch, out, (first + down) * d_all + h * head, d_all, left, 1.0f32 / sum, u);
+        let place = (first + down) * d_all + h * head;
+        let broken = write_rows(&totals, &mut patch, out, place, d_all, left, 1.0f32 / sum, u);
+        if broken > 0u32 {
+            let own = (first + mine) * q_width + h * head;
+            for j in 0..comptime!(u.head / u.width()) {
+                let at = j * comptime!(u.width()) + column;
+                let mut values = zeros();
+                for key in from..to {
+                    if sees(&tile, &query, key, positions, option_ids, window, given) {
+                        let other = base + key * kv_width;
+                        let p = (scale * row_dot(q_all, own, kv_all, other, u) - most).exp() / sum;
+                        add_eight(&mut values, p, kv_all, other + d_all + at, u);
+                    }
+                }
+                out[((first + mine) * d_all + h * head + at) / 8] = packed(&values, u.bf16);
+            }
+        }
     }
 }
 
@@ -201,14 +143,16 @@ pub(super) fn forward(
     given: Given,
     [q, kv, out]: [&Tensor; 3],
     [row_starts, query_starts, tokens, positions, option_ids]: [&Tensor; 5],
+    flops: u64,
 ) -> Result<()> {
     let tiles = sizes.tiles(u.rows());
     let arg = |t| gpu.arg(op, t);
+    // Scores are made twice.
     // SAFETY: the contract checked that rows, queries, heads and columns lie in their tensors.
-    unsafe {
+    gpu.by_groups(true, tiles * sizes.heads, 3 * flops, |from, count| unsafe {
         units_kernel::launch_unchecked(
             gpu.client(),
-            gpu.grid(tiles * sizes.heads),
+            gpu.grid(count),
             CubeDim::new_1d(u.units() as u32),
             as_packs(gpu, op, q)?,
             as_packs(gpu, op, kv)?,
@@ -218,6 +162,8 @@ pub(super) fn forward(
             arg(positions)?,
             arg(option_ids)?,
             as_packs(gpu, op, out)?,
+            from,
+            from + count,
             tiles,
             sizes.line,
             sizes.q_width,
@@ -230,6 +176,6 @@ pub(super) fn forward(
             given,
             u.elems(q.dtype()),
         );
-    }
-    gpu.launched(op, &[out])
+        gpu.launched(op, &[out])
+    })
 }

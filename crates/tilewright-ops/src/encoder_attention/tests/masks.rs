@@ -195,6 +195,70 @@ fn hidden_scores_that_are_not_numbers_stay_hidden() {
     }
 }
 
+/// NaN in a whole third of the given tokens: 1 keys, 2 values.
+fn spoil(call: &Call, third: usize, tokens: std::ops::Range<usize>) {
+    let (mut qkv, d) = (call.qkv.read_f32().unwrap(), call.pack.d());
+    for token in tokens {
+        qkv[(token * 3 + third) * d..][..d].fill(f32::NAN);
+    }
+    call.qkv.write_f32(&qkv).unwrap();
+}
+
+// Other devices promise it of scores alone, and multiply hidden values by zero.
+#[test]
+fn on_portable_gpus_hidden_keys_and_values_that_are_not_numbers_stay_hidden() {
+    for device in portable_gpus() {
+        for dtype in FLOATS {
+            for (third, positions) in [(1, None), (2, None), (2, Some((0..100).collect()))] {
+                let pack = Pack { window: Some(8), positions, ..pack(2, 16, &[100]) };
+                let call = Call::new(&device, dtype, pack, 1.0, 10);
+                spoil(&call, third, 50..51);
+                call.run();
+                for (i, row) in call.out.read_f32().unwrap().chunks(32).enumerate() {
+                    let sees = i.abs_diff(50) <= 8;
+                    let name = format!("query {i}, third {third}, {dtype} on {}", device.name());
+                    assert!(row.iter().all(|x| x.is_nan() == sees), "{name}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn on_portable_gpus_values_of_other_options_that_are_not_numbers_stay_there() {
+    for device in portable_gpus() {
+        for dtype in FLOATS {
+            // Tokens 3 to 6 are the first option, 7 to 11 the second.
+            let call = Call::new(&device, dtype, parallel(1, 16, None, &[(3, &[4, 5], 2)]), 1.0, 11);
+            spoil(&call, 2, 4..5);
+            call.run();
+            for (i, row) in call.out.read_f32().unwrap().chunks(16).enumerate() {
+                let sees = !(7..12).contains(&i);
+                assert!(row.iter().all(|x| x.is_nan() == sees), "query {i}, {dtype} on {}", device.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_a_pack_that_are_not_numbers_stay_there() {
+    for device in devices() {
+        for dtype in FLOATS {
+            // The middle row and the last: neighbours of rows whose last tile is not full.
+            let call = Call::new(&device, dtype, pack(2, 16, &[7, 5, 33, 9]), 1.0, 12);
+            for third in 0..3 {
+                spoil(&call, third, 7..12);
+                spoil(&call, third, 45..54);
+            }
+            call.run();
+            for (i, row) in call.out.read_f32().unwrap().chunks(32).enumerate() {
+                let own = (7..12).contains(&i) || i >= 45;
+                assert!(row.iter().all(|x| x.is_nan() == own), "query {i}, {dtype} on {}", device.name());
+            }
+        }
+    }
+}
+
 #[test]
 fn a_block_of_scores_that_are_not_numbers_is_not_taken_for_hidden() {
     for device in devices() {

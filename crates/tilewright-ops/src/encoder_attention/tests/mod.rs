@@ -9,7 +9,7 @@ mod short;
 
 use super::reference::{self, Pack};
 use super::{Forward, Rotation, Selected, forward, workspace_bytes};
-use crate::testing::{FLOATS, Random, assert_close, devices, poisoned, random, workspace};
+use crate::testing::{FLOATS, Random, assert_close, devices, poisoned, portable_gpus, random, workspace};
 use crate::{DType, Device, Tensor};
 
 /// Rows of these lengths, all queries, no window.

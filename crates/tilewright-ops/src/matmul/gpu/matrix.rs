@@ -276,7 +276,7 @@ fn get_eight(packs: &mut [Pack], at: usize, values: &mut Array<f32>, #[comptime]
 
 /// A 16-bit number as f32.
 #[cube]
-fn long(bits: u32, #[comptime] bf16: bool) -> f32 {
+pub(crate) fn long(bits: u32, #[comptime] bf16: bool) -> f32 {
     if comptime![bf16] {
         f32::reinterpret(bits << 16u32)
     } else {

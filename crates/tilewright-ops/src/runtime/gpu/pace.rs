@@ -1,8 +1,12 @@
 //! How long a launch may hold the GPU. A desktop shares it: while a kernel runs no window is drawn, and drivers end what takes seconds.
 //!
-//! What a device computes in a second is measured when a program opens it, by a product of a few milliseconds; large calls are cut into launches of
-//! rows that stay below the budget, and what was launched is handed to the driver before it adds up to more. Cuts change no bits: a row is computed
-//! the same way whatever stands beside it. A device that was not measured cuts nothing.
+//! What a device computes in a second is measured when a program opens it, by a product of a few milliseconds; products and attention are cut into
+//! launches of rows or groups that stay below the budget, and what was launched is handed to the driver before it adds up to more. Cuts change no bits: a
+//! row is computed the same way whatever stands beside it. A device that was not measured cuts nothing.
+//!
+//! Passes over whole tensors are bound by memory. At 20 GB/s, which an integrated GPU with 16 GB has, a budget of 100 ms is 2 GB. AdamW reads and
+//! writes 28 bytes an element, 2.8 GB for the widest weights of GPT-2 355M: it is cut by elements. The others stay below and are not cut: the norm
+//! reads 0.4 GB there, a cleared arena of gradients is 1.4 GB, a layernorm of 32 x 1024 rows of 768 moves 0.4 GB, GELU on four times as many channels 1.2.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -14,6 +18,9 @@ use crate::{DType, Device, Tensor, matmul};
 
 /// Milliseconds that a launch may take, unless `TILEWRIGHT_GPU_BUDGET_MS` says otherwise; 0 sets no limit.
 const BUDGET_MS: f64 = 100.0;
+
+/// Bytes a second below which no GPU is that someone computes on.
+const SLOWEST_BYTES: f64 = 20e9;
 
 /// Rows that a cut falls on: tiles of kernels stay whole, and every tensor's part starts where any device can bind it.
 pub(crate) const ROWS: usize = 128;
@@ -129,6 +136,42 @@ impl Core {
         }
     }
 
+    /// [`Core::by_rows`] for `groups` groups of attention that take `flops` operations, on the matrix units or not: the first group of each launch, and how many.
+    pub(crate) fn by_groups(
+        &self,
+        units: bool,
+        groups: usize,
+        flops: u64,
+        launch: impl FnMut(usize, usize) -> Result<()>,
+    ) -> Result<()> {
+        // An operation takes longer than one of a product: an H200 took 3.6 to 4 times as long in f32, and at most 8 times is expected of its matrix units. The other
+        // kernels compute in f32, whatever they read.
+        let (dtype, longer) = if units { (DType::F16, 8) } else { (DType::F32, 4) };
+        self.by_rows(dtype, (groups, 1), longer * flops, launch)
+    }
+
+    /// Calls `launch` with the first and the end of the elements of each launch of a pass over `n` elements, for each of which it moves `bytes` bytes. What
+    /// bounds such a pass is not measured: a slow GPU is assumed.
+    pub(crate) fn by_elements(
+        &self,
+        n: usize,
+        bytes: usize,
+        mut launch: impl FnMut(usize, usize) -> Result<()>,
+    ) -> Result<()> {
+        // Whole groups, so that units read side by side.
+        const UNIT: usize = 1 << 12;
+        let cuts = self.pace.rate(DType::F32).get().is_some() && self.pace.budget.get().is_finite();
+        let fit = (self.pace.budget.get() * SLOWEST_BYTES) as usize / bytes.max(1);
+        let most = if cuts { (fit / UNIT * UNIT).max(UNIT) } else { n };
+        let mut first = 0;
+        while first < n {
+            let end = n.min(first + most);
+            launch(first, end)?;
+            first = end;
+        }
+        Ok(())
+    }
+
     /// Notes work that was launched, and hands it to the driver when what waits would take longer than the budget.
     pub(crate) fn expect(&self, dtype: DType, flops: u64) -> Result<()> {
         let Some(rate) = self.pace.rate(dtype).get() else { return Ok(()) };
@@ -139,12 +182,6 @@ impl Core {
         self.pace.waiting.set(if full { 0.0 } else { waiting });
         if full { self.check("gpu.flush", self.client.flush()) } else { Ok(()) }
     }
-}
-
-/// Where cuts between batches fall whose tensors take so many bytes a batch.
-pub(crate) fn batch_unit(core: &Core, bytes: &[usize]) -> usize {
-    let alignment = core.capabilities().alignment;
-    if bytes.iter().all(|b| b.is_multiple_of(alignment)) { 1 } else { ROWS }
 }
 
 /// Operations a second of a square product, as large as takes some milliseconds.
@@ -178,8 +215,8 @@ fn rate_of_products(device: &Device, dtype: DType, software: bool) -> Result<f64
 mod tests {
     use super::*;
     use crate::gelu::Gelu;
-    use crate::testing::{FLOATS, Random, gpus, is_portable, random};
-    use crate::{attention, linear};
+    use crate::testing::{FLOATS, Random, portable_gpus, random};
+    use crate::{adamw, attention, encoder_attention, linear};
 
     /// Runs `work` under a pace of the test's own, and puts back what was there.
     fn at_pace<T>(device: &Device, budget: f64, rate: f64, work: impl FnOnce(&Core) -> T) -> T {
@@ -191,13 +228,9 @@ mod tests {
         result
     }
 
-    fn portable() -> impl Iterator<Item = Device> {
-        gpus().into_iter().filter(is_portable)
-    }
-
     #[test]
     fn a_call_is_cut_at_whole_units_and_every_row_is_launched_once() {
-        for device in portable() {
+        for device in portable_gpus() {
             for (rows, budget) in [(1000, 0.1), (1000, 1e-9), (128, 1e-9), (1, 1e-9), (0, 1.0), (4096, 10.0), (77, 0.5)]
             {
                 at_pace(&device, budget, 1e9, |core| {
@@ -222,7 +255,7 @@ mod tests {
 
     #[test]
     fn cut_calls_give_the_bits_of_whole_ones() {
-        for device in portable() {
+        for device in portable_gpus() {
             for dtype in FLOATS {
                 let mut rng = Random::new(9);
                 let mut t = |shape: &[usize]| random(&device, dtype, shape, 1.0, &mut rng).0;
@@ -290,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_cut_linear_layer_gives_the_bits_of_a_whole_one() {
-        for device in portable() {
+        for device in portable_gpus() {
             let mut rng = Random::new(3);
             let (m, n, k) = (260, 24, 40);
             let source = random(&device, DType::F32, &[n, k], 1.0, &mut rng).0;
@@ -316,8 +349,99 @@ mod tests {
     }
 
     #[test]
+    fn cut_encoder_attention_gives_the_bits_of_a_whole_one() {
+        for device in portable_gpus() {
+            for dtype in FLOATS {
+                let mut rng = Random::new(4);
+                let (n, heads, head) = (90, 2, 16);
+                let d = heads * head;
+                let qkv = random(&device, dtype, &[n, 3 * d], 1.0, &mut rng).0;
+                let row_starts = Tensor::from_i32(&device, &[4], &[0, 7, 70, 90]).unwrap();
+                let workspace =
+                    Tensor::zeros(&device, DType::U8, &[encoder_attention::workspace_bytes(&device, 3, heads, d)])
+                        .unwrap();
+                for window in [None, Some(5)] {
+                    let run = |core: &Core| {
+                        let out = Tensor::zeros(&device, dtype, &[n, d]).unwrap();
+                        let args = encoder_attention::Forward {
+                            q: &qkv,
+                            kv: &qkv,
+                            rotation: None,
+                            longest: Some(63),
+                            key_column: d,
+                            heads,
+                            row_starts: &row_starts,
+                            selected: None,
+                            window,
+                            positions: None,
+                            option_ids: None,
+                            out: &out,
+                            workspace: &workspace,
+                        };
+                        let before = core.launches();
+                        encoder_attention::forward(&device, &args).unwrap();
+                        let launches = core.launches() - before;
+                        (out.read_f32().unwrap(), launches)
+                    };
+                    let (whole, one) = at_pace(&device, f64::INFINITY, 1e9, run);
+                    let (cut, many) = at_pace(&device, 1e-4, 1e9, run);
+                    assert!(whole == cut, "{dtype}, window {window:?}");
+                    assert!(one == 1 && many > 2, "{dtype}, window {window:?}: {many} launches, whole {one}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_cut_update_gives_the_bits_of_a_whole_one() {
+        for device in portable_gpus() {
+            for (dtype, stacked) in [(DType::F32, false), (DType::BF16, true)] {
+                let mut rng = Random::new(5);
+                let shape = [2, 5003];
+                let start = random(&device, dtype, &shape, 1.0, &mut rng).0;
+                let grad = random(&device, dtype, &shape, 1.0, &mut rng).0;
+                let run = |core: &Core| {
+                    let zeros = |dtype| Tensor::zeros(&device, dtype, &shape).unwrap();
+                    let (param, master, m, v) = (zeros(dtype), zeros(DType::F32), zeros(DType::F32), zeros(DType::F32));
+                    param.copy_from(&start).unwrap();
+                    let rounding = adamw::Rounding::Stochastic { seed: 7 };
+                    let args = adamw::Update {
+                        param: &param,
+                        master: stacked.then_some(&master),
+                        grad: &grad,
+                        m: &m,
+                        v: &v,
+                        lr: 0.1,
+                        beta1: 0.9,
+                        beta2: 0.95,
+                        eps: 1e-8,
+                        weight_decay: 0.1,
+                        step: 3,
+                        grad_scale: 1.0,
+                        clip: None,
+                        rounding,
+                        layers: 2,
+                        zero_grad: false,
+                    };
+                    let before = core.launches();
+                    adamw::update(&device, &args).unwrap();
+                    let updated = param.read_f32().unwrap();
+                    adamw::round(&device, &adamw::Round { master: &m, param: &param, rounding, layers: 2 }).unwrap();
+                    let launches = core.launches() - before;
+                    ([updated, param.read_f32().unwrap(), m.read_f32().unwrap(), v.read_f32().unwrap()], launches)
+                };
+                let (whole, few) = at_pace(&device, f64::INFINITY, 1e9, run);
+                let (cut, many) = at_pace(&device, 1e-7, 1e9, run);
+                assert!(whole == cut, "{dtype}");
+                // Two calls of 10,006 elements, 4,096 at a time.
+                assert_eq!((few, many), (2, 6), "{dtype}");
+            }
+        }
+    }
+
+    #[test]
     fn a_calibration_finds_a_rate_and_says_so() {
-        for device in portable() {
+        for device in portable_gpus() {
             let Device::Gpu(gpu) = &device else { unreachable!() };
             gpu.calibrate(&device).unwrap();
             assert!(gpu.pace.rates[0].get().is_some_and(|rate| rate > 1e6));
