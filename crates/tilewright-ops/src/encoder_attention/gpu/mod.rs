@@ -39,7 +39,7 @@ struct Tile {
 /// Tile `number` when every row is cut into tiles, in order.
 #[cube]
 fn tile_of(row_starts: &[i32], query_starts: &[i32], line: usize, number: usize, #[comptime] rows: usize) -> Tile {
-    let mut index = number + 0usize;
+    let mut index = number;
     let mut row = 0usize;
     let mut found = 0u32;
     while row < line {
@@ -139,7 +139,7 @@ fn keys_of(
     #[comptime] given: Given,
 ) -> (usize, usize) {
     let mut from = 0usize;
-    let mut to = tile.length + 0usize;
+    let mut to = tile.length;
     if comptime![given.window && !given.tokens && !given.positions] {
         let half = usize::cast_from(window);
         let begin = tile.index * rows;
