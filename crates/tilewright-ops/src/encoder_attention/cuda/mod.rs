@@ -26,7 +26,7 @@ pub(crate) static MMA: Source = Source {
 
 pub(crate) static HOPPER: Source = Source {
     name: "encoder_attention/hopper.cu",
-    text: concat!(include_str!("rows.cuh"), include_str!("hopper.cu")),
+    text: concat!(include_str!("rows.cuh"), include_str!("hopper.cu"), include_str!("long_rows.cu")),
     parameters: &["TW_DTYPE", "TW_HEAD"],
     variants: &[&[1, 64], &[2, 64]],
     exact: false,
@@ -96,8 +96,9 @@ pub(super) fn forward(cuda: &Cuda, args: &Forward<'_>, m: usize, head: usize) ->
     let all = window.is_none() && option_ids.is_none();
     let long = || cuda.info().capability.0 == 9 && m >= HOPPER.number("forward_least", LONG) * rows;
     let (kernel, tile, threads, shared) = if matrix_units && all && long() {
-        let [queries, threads] = [("forward_queries", 128), ("forward_threads", 256)].map(|(n, v)| HOPPER.number(n, v));
-        let shared = HOPPER.number("forward_shared", (128 + 3 * 2 * 64) * head * 2 + 1024);
+        let [queries, threads] = [("forward_queries", 128), ("forward_threads", 384)].map(|(n, v)| HOPPER.number(n, v));
+        // The queries, and a ring of five tiles of 128 keys and values.
+        let shared = HOPPER.number("forward_shared", (128 + 5 * 2 * 128) * head * 2 + 1024);
         (HOPPER.kernel("forward", &[code(dtype), 64]), queries, threads, shared)
     } else if matrix_units {
         (MMA.kernel("forward", &[code(dtype), 64]), 64, 128, 4 * 64 * head * 2)

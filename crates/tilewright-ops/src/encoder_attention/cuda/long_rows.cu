@@ -1,17 +1,15 @@
-// Encoder attention of long rows, a candidate for `forward` of encoder_attention/hopper.cu, behind which this text is put (its own entry renamed).
+// Encoder attention of long rows of which every query sees every key. Behind hopper.cu, whose parts it uses.
 //
-// Warps of their own copy tiles of keys and values into a ring of RING_STAGES places; each of RING_GROUPS groups of four warps owns 64 queries, waits for
-// full places and gives empty ones back, so that no group waits for another one's copies. With RING_OVERLAP the scores of the next tile and the product
-// with the values of this one are under way while the exponentials are made; with RING_TURNS groups hand on the right to begin products, so that one
-// makes exponentials while the next multiplies. RING_TOGETHER holds the compiler to making the exponentials before it waits for the sums. With RING_POLYNOMIAL every n-th pair of exponentials is made by multiply-adds, beside the special-function unit.
+// A warpgroup that gives most of its registers away copies tiles of keys and values into a ring of STAGES places; each of the others owns 64 queries, waits for full
+// places and gives empty ones back, so that none waits for another one's copies. The scores of the next tile and the product with the values of this one are
+// under way while exponentials are made, and the groups hand on the right to begin products, so that one makes exponentials while the other multiplies.
 
 #if TW_HEAD == 64 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 namespace ring {
-constexpr int GROUPS = RING_GROUPS, KEYS = RING_KEYS, STAGES = RING_STAGES, COPIERS = RING_COPIERS, BLOCKS = RING_BLOCKS;
+constexpr int GROUPS = 2, KEYS = 128, STAGES = 5, COPIERS = 128;
 constexpr int PARTS = KEYS / 8;  // groups of eight columns of the scores
 constexpr int ALL = 128 * GROUPS + COPIERS;
 constexpr int QUERIES = 64 * GROUPS;
-constexpr bool OVERLAP = RING_OVERLAP, TURNS = RING_TURNS && GROUPS > 1;
 
 TW_FORCE void barrier_init(u32 barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -58,7 +56,6 @@ template <int COUNT> TW_FORCE void copy_rows(T* tile, const T* from, i64 stride,
     }
 }
 
-#if RING_KEYS == 128
 #define SCORES \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
 #define S4(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
@@ -68,10 +65,6 @@ TW_FORCE void multiply_wide(float (&c)[16][4], u64 a, u64 b, int add) {
                  : S4(0), S4(1), S4(2), S4(3), S4(4), S4(5), S4(6), S4(7), S4(8), S4(9), S4(10), S4(11), S4(12), S4(13), S4(14), S4(15)
                  : "l"(a), "l"(b), "r"(add));
 }
-#else
-TW_FORCE void multiply_wide(float (&c)[8][4], u64 a, u64 b, int add) { multiply(c, a, b, add); }
-#endif
-
 TW_FORCE void settle_scores(float (&c)[PARTS][4]) {
 #pragma unroll
     for (int n = 0; n < PARTS; n++)
@@ -106,14 +99,6 @@ TW_FORCE void weights_of(u32 (&p)[KEYS / 16][4], const float (&s)[PARTS][4]) {
     }
 }
 
-// 2^x by multiply-adds, to 1e-4: far below what 16 bits keep of a weight. Smallest result 2^-126, which no sum notices; what is not a number stays so.
-TW_FORCE float exp2_polynomial(float x) {
-    x = x < -126.0f ? -126.0f : x;
-    float shifted = x + 12582912.0f, f = x - (shifted - 12582912.0f);
-    float y = fmaf(fmaf(fmaf(0.0551716685f, f, 0.2426111400f), f, 0.6932609677f), f, 0.9999280572f);
-    return y * __int_as_float((__float_as_int(shifted) << 23) + 0x3f800000);
-}
-
 // Scores to exponentials relative to the new maximum; `fade` brings what was summed before to it.
 TW_FORCE void exponentials(float (&s)[PARTS][4], float (&most)[2], float (&sum)[2], float (&fade)[2], float scale2) {
 #pragma unroll
@@ -130,8 +115,7 @@ TW_FORCE void exponentials(float (&s)[PARTS][4], float (&most)[2], float (&sum)[
         for (int n = 0; n < PARTS; n++)
 #pragma unroll
             for (int e = 2 * r; e < 2 * r + 2; e++) {
-                float x = s[n][e] * scale2 - base;
-                s[n][e] = RING_POLYNOMIAL && n % (RING_POLYNOMIAL + !RING_POLYNOMIAL) == 0 ? exp2_polynomial(x) : exp2_fast(x);
+                s[n][e] = exp2_fast(s[n][e] * scale2 - base);
                 total += s[n][e];
             }
         sum[r] = sum[r] * fade[r] + total;
@@ -148,14 +132,14 @@ TW_FORCE void fade_sums(float (&acc)[8][4], const float (&fade)[2]) {
 
 // The right to begin products goes round the groups.
 TW_FORCE void wait_for_turn(int group) {
-    if (TURNS) asm volatile("bar.sync %0, 256;" ::"r"(group + 1) : "memory");
+    asm volatile("bar.sync %0, 256;" ::"r"(group + 1) : "memory");
 }
 TW_FORCE void pass_turn(int group) {
-    if (TURNS) asm volatile("bar.arrive %0, 256;" ::"r"((group + 1) % GROUPS + 1) : "memory");
+    asm volatile("bar.arrive %0, 256;" ::"r"((group + 1) % GROUPS + 1) : "memory");
 }
 }  // namespace ring
 
-extern "C" __global__ void __launch_bounds__(ring::ALL, ring::BLOCKS)
+extern "C" __global__ void __launch_bounds__(ring::ALL, 1)
 forward(const T* q_all, i64 q_width, const T* kv, i64 kv_width, const int* row_starts, const int* query_starts, const int* tokens, const int* positions, const int* option_ids,
         int rows, i64 window, T* out, int heads, int, float scale) {
     using namespace ring;
@@ -168,7 +152,6 @@ forward(const T* q_all, i64 q_width, const T* kv, i64 kv_width, const int* row_s
     i64 width = i64(heads) * D;
     // Queries, then the ring: keys and values of a tile.
     T *qt = (T*)(raw + (0u - address(raw) & 1023u)), *places = qt + QUERIES * D;
-    constexpr int first = 0;
     int end = (tile.length + KEYS - 1) / KEYS;
     u32 full = address(barriers), empty = full + 8 * STAGES;
     if (threadIdx.x == 0) {
@@ -179,19 +162,19 @@ forward(const T* q_all, i64 q_width, const T* kv, i64 kv_width, const int* row_s
     }
     __syncthreads();
     if (warp >= 4 * GROUPS) {
-        if (COPIERS == 128) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(RING_FEW_REGISTERS));
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(40));
         const T *k = kv + i64(tile.start) * kv_width + h * D, *v = k + width;
         // The queries are part of the first place's copies.
         copy_rows<QUERIES>(qt, q_all + i64(tile.first) * q_width + h * D, q_width, 0, tile.queries);
         Place place;
         int before = 0;
-        for (int at = first; at < end; at++) {
+        for (int at = 0; at < end; at++) {
             barrier_wait(empty + 8 * place.stage, place.phase ^ 1);
             T* to_place = places + place.stage * (2 * KEYS * D);
             copy_rows<KEYS>(to_place, k, kv_width, at * KEYS, tile.length);
             copy_rows<KEYS>(to_place + KEYS * D, v, kv_width, at * KEYS, tile.length);
             commit_copies();
-            if (at > first) {
+            if (at > 0) {
                 // What this thread copied one tile ago has arrived; then it is shown to the matrix units.
                 asm volatile("cp.async.wait_group 1;" ::: "memory");
                 asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -204,7 +187,7 @@ forward(const T* q_all, i64 q_width, const T* kv, i64 kv_width, const int* row_s
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         barrier_arrive(full + 8 * before);
     } else {
-        if (COPIERS == 128) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(RING_MANY_REGISTERS));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(232));
         int group = warp / 4, lane = threadIdx.x % 32, t = lane % 4;
         // It is launched where every query sees every key of its row: only keys behind the row's end are hidden.
         auto hide = [&](float (&s)[PARTS][4], int k0) {
@@ -226,73 +209,51 @@ forward(const T* q_all, i64 q_width, const T* kv, i64 kv_width, const int* row_s
         u64 q = descriptor(qt + group * 64 * D);
         Place place;
         auto keys = [&](int stage) { return places + stage * (2 * KEYS * D); };
-        if (OVERLAP) {
-            if (group == GROUPS - 1 && end > first + 1) pass_turn(group);
-            barrier_wait(full, 0);
-            begin();
-            begin_scores(s, q, keys(0));
-            finish<0>();
-            settle_scores(s);
-            hide(s, first * KEYS);
-            exponentials(s, most, sum, fade, scale2);
-            weights_of(p, s);
-            int before = 0;
-            place.next();
-            // No branch between the beginning of products and the wait for them: behind one the compiler waits at once.
-            auto advance = [&](auto last, int at) {
-                barrier_wait(full + 8 * place.stage, place.phase);
-                wait_for_turn(group);
-                settle_weights(p);
-                settle(acc);
-                begin();
-                begin_scores(s, q, keys(place.stage));
-                begin_sums(acc, p, keys(before) + KEYS * D);
-                if (!last.value || group + 1 < GROUPS) pass_turn(group);
-                finish<1>();
-                settle_scores(s);
-                if (last.value) hide(s, at * KEYS);
-                exponentials(s, most, sum, fade, scale2);
-                // They are made before the wait, beside the product: over a branch, never taken, the compiler does not pull it forward. That takes registers.
-                settle_scores(s);
-                if (RING_TOGETHER && sum[0] + sum[1] < 0.0f) asm volatile("trap;");
-                finish<0>();
-                settle(acc);
-                settle_weights(p);
-                if (lane == 0) barrier_arrive(empty + 8 * before);
-                fade_sums(acc, fade);
-                weights_of(p, s);
-                before = place.stage;
-                place.next();
-            };
-            for (int at = first + 1; at + 1 < end; at++) advance(Middle{}, at);
-            if (end > first + 1) advance(Last{}, end - 1);
+        if (group == GROUPS - 1 && end > 1) pass_turn(group);
+        barrier_wait(full, 0);
+        begin();
+        begin_scores(s, q, keys(0));
+        finish<0>();
+        settle_scores(s);
+        hide(s, 0);
+        exponentials(s, most, sum, fade, scale2);
+        weights_of(p, s);
+        int before = 0;
+        place.next();
+        // No branch between the beginning of products and the wait for them: behind one the compiler waits at once.
+        auto advance = [&](auto last, int at) {
+            barrier_wait(full + 8 * place.stage, place.phase);
+            wait_for_turn(group);
             settle_weights(p);
             settle(acc);
             begin();
+            begin_scores(s, q, keys(place.stage));
             begin_sums(acc, p, keys(before) + KEYS * D);
+            if (!last.value || group + 1 < GROUPS) pass_turn(group);
+            finish<1>();
+            settle_scores(s);
+            if (last.value) hide(s, at * KEYS);
+            exponentials(s, most, sum, fade, scale2);
+            // They are made before the wait, beside the product: over a branch, never taken, the compiler does not pull it forward. That takes registers.
+            settle_scores(s);
+            if (sum[0] + sum[1] < 0.0f) asm volatile("trap;");
             finish<0>();
             settle(acc);
-        } else {
-            for (int at = first; at < end; at++) {
-                barrier_wait(full + 8 * place.stage, place.phase);
-                begin();
-                begin_scores(s, q, keys(place.stage));
-                finish<0>();
-                settle_scores(s);
-                hide(s, at * KEYS);
-                exponentials(s, most, sum, fade, scale2);
-                weights_of(p, s);
-                fade_sums(acc, fade);
-                settle_weights(p);
-                settle(acc);
-                begin();
-                begin_sums(acc, p, keys(place.stage) + KEYS * D);
-                finish<0>();
-                settle(acc);
-                if (lane == 0) barrier_arrive(empty + 8 * place.stage);
-                place.next();
-            }
-        }
+            settle_weights(p);
+            if (lane == 0) barrier_arrive(empty + 8 * before);
+            fade_sums(acc, fade);
+            weights_of(p, s);
+            before = place.stage;
+            place.next();
+        };
+        for (int at = 1; at + 1 < end; at++) advance(Middle{}, at);
+        if (end > 1) advance(Last{}, end - 1);
+        settle_weights(p);
+        settle(acc);
+        begin();
+        begin_sums(acc, p, keys(before) + KEYS * D);
+        finish<0>();
+        settle(acc);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float inverse = 1.0f / quad_sum(sum[r]);
