@@ -8,8 +8,10 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 
-ROUNDS, WARM, STEPS = 2, 5, 20
+# Seconds of steps before those that count: an idle GPU takes more than a second to its clock.
+ROUNDS, WARM, STEPS = 2, 2.0, 20
 DEVICE = os.environ.get("TILEWRIGHT_STEPS_DEVICE", "cuda")
 
 
@@ -27,10 +29,15 @@ def visit(program, batch, recompute, precision="bf16", env=None):
         return json.loads(line)
 
     ask(do="hello")
-    answers = [ask(do="run", input=i) for i in range(WARM + STEPS)]
+    ask(do="run", input=0)
+    start, warm = time.time(), 0
+    while warm < 5 or time.time() - start < WARM:
+        ask(do="run", input=warm)
+        warm += 1
+    answers = [ask(do="run", input=i) for i in range(STEPS)]
     ask(do="quit")
     arm.wait(timeout=30)
-    return [a["ns"] / 1e6 for a in answers[WARM:]], answers[-1]["peak_bytes"], [a["metrics"]["loss"] for a in answers]
+    return [a["ns"] / 1e6 for a in answers], answers[-1]["peak_bytes"], [a["metrics"]["loss"] for a in answers]
 
 
 def main():
@@ -53,7 +60,7 @@ def main():
         print(f"B={row['batch']} T=1024 bf16, recompute {row['recompute']}: {row['median_ms']:.3f} ms (visits {', '.join(f'{m:.3f}' for m in medians)}), "
               f"{tokens / 1e3:.0f} k tokens/s, peak {row['peak_bytes'] / 1e9:.2f} GB, loss {row['losses'][0]:.3f} to {row['losses'][-1]:.3f}", flush=True)
     with open(out, "w") as file:
-        json.dump({"device": DEVICE, "rounds": ROUNDS, "warm": WARM, "steps": STEPS, "rows": list(rows.values())}, file, indent=1)
+        json.dump({"device": DEVICE, "rounds": ROUNDS, "warm_seconds": WARM, "steps": STEPS, "rows": list(rows.values())}, file, indent=1)
 
 
 if __name__ == "__main__":

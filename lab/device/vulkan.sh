@@ -3,7 +3,7 @@
 # machine with a GPU.
 #
 #   lab/device/vulkan.sh FOLDER OUT [step...]     steps, in the order of their worth, with the seconds that each may take at most:
-#     doctor 20, speed 110, steps 60, large 60, golden 60, train 120, laya 60, tables 240, production 120     (14 minutes in all)
+#     doctor 20, speed 150, steps 60, large 60, golden 60, train 120, laya 60, tables 240, production 120     (14 minutes in all)
 #
 # FOLDER holds stripped
 #   ops-tests    cargo test --no-run -p tilewright-ops --features vulkan --release
@@ -40,7 +40,7 @@ tests() {
     shift 2
     timeout "$limit" "$@" >"$out/$name.log" 2>&1 || status=$?
     note "== $name: exit $status after $((SECONDS - start)) s: $(grep -E '^test result' "$out/$name.log" | cut -c1-100)"
-    grep -E 'TFLOP/s|deviation|largest|probability|step [0-9]+:|NOT TESTED|attention .* ms' "$out/$name.log" | sort -u | cut -c1-200 | head -n 60
+    grep -E 'BEST|WRONG|\^3: .*TFLOP/s|deviation|largest|probability|step [0-9]+:|NOT TESTED|attention .* ms' "$out/$name.log" | sort -u | cut -c1-200 | head -n 60
     grep -E ' \.\.\. FAILED$' "$out/$name.log" | sort | head -n 40
     # The first lines of each panic, without the libraries' paths.
     grep -A 3 -E "^thread '.*panicked at" "$out/$name.log" | grep -vE '^(--|note:|thread)' | cut -c1-300 | awk '!seen[$0]++' | head -n 40
@@ -54,21 +54,19 @@ for step in $steps; do
         ;;
     speed)
         # Products at 2048^3 to 8192^3 (and all variants, where the program sweeps them), attention at GPT-2's size: right, and how fast.
-        TILEWRIGHT_TEST_GPU=only tests speed 110 "$folder/ops-tests" --nocapture --test-threads 1 runtime::gpu::speed
+        TILEWRIGHT_TEST_GPU=only tests speed 150 "$folder/ops-tests" --nocapture --test-threads 1 sweep_of_variants runtime::gpu::speed
         ;;
     steps)
-        # 32 is how many launches the library hands over at once unless told otherwise.
-        for tasks in 32 256; do
-            CUBECL_WGPU_MAX_TASKS=$tasks TILEWRIGHT_STEPS_DEVICE=vulkan timeout 45 python3 "$(dirname "$0")/steps.py" "$folder/tilewright" \
-                "$out/steps-$tasks.json" ${TILEWRIGHT_STEPS:-4:0} 2>&1 | tee "$out/steps-$tasks.log" | cut -c1-250
-        done
+        TILEWRIGHT_STEPS_DEVICE=vulkan timeout 60 python3 "$(dirname "$0")/steps.py" "$folder/tilewright" "$out/steps.json" ${TILEWRIGHT_STEPS:-4:0} 2>&1 |
+            tee "$out/steps.log" | cut -c1-250
         ;;
     large)
         for graphs in 1 0; do
-            rows=1x64
-            [ $graphs = 1 ] && rows=1x64,50x128
+            # So many that the GPU comes to its clock.
+            rows=1x64 reps=100
+            [ $graphs = 1 ] && rows=1x64,50x128 reps=300
             TILEWRIGHT_GPU_GRAPHS=$graphs timeout 40 "$folder/laya-speed" --device gpu --shape large --folder /tmp/large --precision f16 \
-                --rows $rows --pack 8192 --reps 20 --json "$out/large-graphs-$graphs.json" 2>&1 |
+                --rows $rows --pack 8192 --reps $reps --json "$out/large-graphs-$graphs.json" 2>&1 |
                 tee "$out/large-graphs-$graphs.log" | tail -n 4
         done
         ;;

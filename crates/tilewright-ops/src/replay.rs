@@ -21,10 +21,14 @@ pub struct Replay {
     graph: Option<Graph>,
     #[cfg(feature = "gpu")]
     gpu_graph: Option<GpuGraph>,
-    /// Seconds that the first run should have taken.
+    /// Seconds that a piece of the first run should have taken.
     #[cfg(feature = "gpu")]
-    expected: f64,
+    piece: f64,
 }
+
+/// Launches that a GPU's driver is handed at one time.
+#[cfg(feature = "gpu")]
+const PIECE: f64 = 32.0;
 
 impl Replay {
     /// Runs or replays.
@@ -40,15 +44,17 @@ impl Replay {
             }
             #[cfg(feature = "gpu")]
             Device::Gpu(gpu) if self.calls == 1 => {
-                let before = gpu.pace.expected();
+                let now = || (gpu.pace.expected(), gpu.launches());
+                let (seconds, launches) = now();
                 ops()?;
-                self.expected = gpu.pace.expected() - before;
+                let pieces = ((now().1 - launches) as f64 / PIECE).max(1.0);
+                self.piece = (now().0 - seconds) / pieces;
                 Ok(())
             }
-            // A record is handed to the driver in pieces of the library's choice; where it would hold the GPU for longer than it may, launches are cheap
+            // A record is handed to the driver in pieces of the library's choice; where one would hold the GPU for longer than it may, launches are cheap
             // beside what they compute anyway.
             #[cfg(feature = "gpu")]
-            Device::Gpu(gpu) if gpu.records() && self.expected <= gpu.pace.budget() => {
+            Device::Gpu(gpu) if gpu.records() && self.piece <= gpu.pace.budget() => {
                 if self.gpu_graph.is_none() {
                     self.gpu_graph = Some(GpuGraph::record(gpu.core(), ops)?);
                 }

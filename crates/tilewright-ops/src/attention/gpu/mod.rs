@@ -5,7 +5,7 @@
 //! unit; what is summed over tiles (rows times head size) lies in registers, at most four elements a unit.
 
 pub(crate) mod units;
-mod units_backward;
+pub(crate) mod units_backward;
 
 use tilewright_core::{DType, Result};
 
@@ -518,6 +518,9 @@ pub(super) fn backward(gpu: &Gpu, sizes: Sizes, args: &Backward<'_>, deltas: &Te
         return Ok(());
     }
     debug_assert_eq!(deltas.dtype(), DType::F32);
+    if let Some(units) = units::Units::of(gpu, qkv.dtype(), head, &[qkv, out, dout, dqkv]) {
+        return units_backward::backward(gpu, OP, units, sizes, [qkv, out, dout, lse, deltas, dqkv]);
+    }
     let groups = b * heads * t.div_ceil(rows);
     let arg = |t: &Tensor| gpu.arg(OP, t);
     // SAFETY: as in `forward`; the workspace holds a number a query and head.
@@ -527,9 +530,6 @@ pub(super) fn backward(gpu: &Gpu, sizes: Sizes, args: &Backward<'_>, deltas: &Te
         deltas_kernel::launch_unchecked(gpu.client(), grid, units, y, dy, to, n, t, heads, head, bf16, elem);
     }
     gpu.launched(OP, &[deltas])?;
-    if let Some(units) = units::Units::of(gpu, qkv.dtype(), head, &[qkv, dout, dqkv]) {
-        return units_backward::backward(gpu, OP, units, sizes, [qkv, dout, lse, deltas, dqkv]);
-    }
     for (of_queries, products) in [(true, 3), (false, 4)] {
         // SAFETY: as above.
         gpu.by_groups(false, groups, flops(sizes, products), |from, count| unsafe {

@@ -30,6 +30,8 @@ pub(crate) struct Units {
     pub(crate) bf16: bool,
     /// See `matmul::gpu::matrix::Slice`.
     pub(crate) words: bool,
+    /// Strips of scores that a plane makes at one time: products that do not wait for each other, and fewer meetings.
+    pub(crate) strips: usize,
 }
 
 impl Units {
@@ -40,9 +42,9 @@ impl Units {
         }
         let c = gpu.capabilities();
         let (tile, plane) = shape::tile(c, dtype)?;
-        let units =
-            Units { tile: [tile.m, tile.n, tile.k], plane, head, bf16: dtype == DType::BF16, words: words(gpu) };
-        let [m, n, k] = units.tile;
+        let [m, n, k] = [tile.m, tile.n, tile.k];
+        let bf16 = dtype == DType::BF16;
+        let mut units = Units { tile: [m, n, k], plane, head, bf16, words: words(gpu), strips: 1 };
         let fits = (8 * plane).is_multiple_of(m * n)
             && [1, 2, 4].contains(&units.span())
             && head.is_multiple_of(units.width())
@@ -53,7 +55,15 @@ impl Units {
             && PLANES * plane <= c.group
             && units.shared_bytes() <= c.shared_bytes
             && tensors.iter().all(|t| t.offset.is_multiple_of(16));
-        fits.then_some(units)
+        if !fits {
+            return None;
+        }
+        let all = units.others() / units.width();
+        let most = [4, 2].into_iter().find(|strips| {
+            all.is_multiple_of(*strips) && Units { strips: *strips, ..units }.shared_bytes() <= c.shared_bytes
+        });
+        units.strips = most.unwrap_or(1);
+        Some(units)
     }
 
     /// Rows of a group.
@@ -95,12 +105,17 @@ impl Units {
         self.others() / 8 + 1
     }
 
-    /// Floats from a row of a strip to the next: rows start in different banks, and at multiples of 16 bytes, which fragments have to.
-    pub(crate) fn strip_line(&self) -> usize {
-        self.width() + 4
+    /// Columns of the strips that are made at one time.
+    pub(crate) fn columns(&self) -> usize {
+        self.strips * self.width()
     }
 
-    /// Quads of a plane's strip.
+    /// Floats from a row of a plane's strips to the next: rows start in different banks, and at multiples of 16 bytes, which fragments have to.
+    pub(crate) fn strip_line(&self) -> usize {
+        self.columns() + 4
+    }
+
+    /// Quads of a plane's strips.
     pub(crate) fn strip(&self) -> usize {
         self.tile[0] * self.strip_line() / 4
     }
@@ -115,6 +130,11 @@ impl Units {
         self.rows().max(self.others()) * self.line()
     }
 
+    /// Packs that a unit copies of so many rows.
+    pub(crate) fn share(&self, rows: usize) -> usize {
+        (rows * self.head / 8).div_ceil(self.units())
+    }
+
     fn shared_bytes(&self) -> usize {
         let packs = 2 * self.tile_packs() + self.rows() * self.weights_line();
         (packs + PLANES * self.strip()) * 16 + 4 * (self.units() + 2 * self.others())
@@ -127,7 +147,52 @@ impl Units {
     }
 }
 
-/// Copies `rows` rows of a head into shared memory; those from `end` on become zero. `start` and `stride` count elements.
+/// Reads a unit's share of `rows` rows of a head; those from `end` on become zero. `start` and `stride` count elements.
+#[cube]
+pub(crate) fn fetch_rows(
+    from: &[Pack],
+    share: &mut Array<Pack>,
+    start: usize,
+    stride: usize,
+    first: usize,
+    end: usize,
+    #[comptime] rows: usize,
+    #[comptime] u: Units,
+) {
+    let unit = UNIT_POS as usize;
+    let each = comptime!(u.head / 8);
+    #[unroll]
+    for j in 0..comptime!(u.share(rows)) {
+        let v = min(j * comptime!(u.units()) + unit, comptime!(rows * each - 1));
+        let (row, at) = (v / each, v % each);
+        let place = min(first + row, end - 1);
+        share[j] = only_if(first + row < end, from[(start + place * stride) / 8 + at]);
+    }
+}
+
+/// Writes a unit's share of `rows` rows to shared memory.
+#[cube]
+pub(crate) fn put_rows<S: Numeric>(
+    to: &mut Shared<[Vector<S, Const<4>>]>,
+    share: &Array<Pack>,
+    #[comptime] rows: usize,
+    #[comptime] u: Units,
+) {
+    let unit = UNIT_POS as usize;
+    let each = comptime!(u.head / 8);
+    #[unroll]
+    for j in 0..comptime!(u.share(rows)) {
+        let v = j * comptime!(u.units()) + unit;
+        let place = v / each * comptime!(u.line()) + v % each;
+        if comptime![(rows * each).is_multiple_of(u.units())] {
+            put_pack::<S>(to, place, share[j], u.words);
+        } else if v < comptime!(rows * each) {
+            put_pack::<S>(to, place, share[j], u.words);
+        }
+    }
+}
+
+/// Copies rows of a head into shared memory.
 #[cube]
 pub(crate) fn stage_rows<S: Numeric>(
     from: &[Pack],
@@ -139,18 +204,9 @@ pub(crate) fn stage_rows<S: Numeric>(
     #[comptime] rows: usize,
     #[comptime] u: Units,
 ) {
-    let unit = UNIT_POS as usize;
-    let each = comptime!(u.head / 8);
-    #[unroll]
-    for j in 0..comptime!((rows * each).div_ceil(u.units())) {
-        let v = j * comptime!(u.units()) + unit;
-        if v < comptime!(rows * each) {
-            let (row, at) = (v / each, v % each);
-            let place = min(first + row, end - 1);
-            let pack = only_if(first + row < end, from[(start + place * stride) / 8 + at]);
-            put_pack::<S>(to, row * comptime!(u.line()) + at, pack, u.words);
-        }
-    }
+    let mut share = Array::<Pack>::new(comptime!(u.share(rows)));
+    fetch_rows(from, &mut share, start, stride, first, end, rows, u);
+    put_rows::<S>(to, &share, rows, u);
 }
 
 /// A plane's rows of a staged tile as left factors, one for each step over the head.
@@ -196,7 +252,7 @@ pub(crate) fn no_sums(#[comptime] u: Units) -> Sequence<cmma::Matrix<f32>> {
     totals
 }
 
-/// Writes the products of a plane's rows and those of the other side from `column` on to its strip: see [`eight`]. The plane
+/// Writes the products of a plane's rows and those of the other side from `column` on to its strips: see [`eight`]. The plane
 /// meets behind it.
 #[cube]
 pub(crate) fn strip<F: Numeric, S: Numeric>(
@@ -209,7 +265,7 @@ pub(crate) fn strip<F: Numeric, S: Numeric>(
     let line = comptime!(u.line());
     let mine = PLANE_POS as usize * comptime!(u.strip());
     #[unroll]
-    for x in 0..comptime!(u.span()) {
+    for x in 0..comptime!(u.strips * u.span()) {
         let sum = cmma::Matrix::<f32>::from_value(
             cmma::MatrixIdent::Accumulator,
             comptime!(u.tile[0]),
@@ -263,11 +319,16 @@ pub(crate) fn unit_column(#[comptime] u: Units) -> usize {
     UNIT_POS_PLANE as usize % comptime!(u.sharing()) * 8
 }
 
-/// A unit's eight columns of its plane's strip.
+/// A unit's eight columns of strip `number` of its plane.
 #[cube]
-pub(crate) fn eight(patch: &mut Shared<[Quad]>, values: &mut Array<f32>, #[comptime] u: Units) {
+pub(crate) fn eight(
+    patch: &mut Shared<[Quad]>,
+    values: &mut Array<f32>,
+    #[comptime] number: usize,
+    #[comptime] u: Units,
+) {
     let row = PLANE_POS as usize * comptime!(u.strip()) + unit_row(u) * comptime!(u.strip_line() / 4);
-    let at = row + UNIT_POS_PLANE as usize % comptime!(u.sharing()) * 2;
+    let at = row + comptime!(number * u.width() / 4) + UNIT_POS_PLANE as usize % comptime!(u.sharing()) * 2;
     let (low, high) = (patch[at], patch[at + 1]);
     #[unroll]
     for i in 0..4usize {
@@ -367,7 +428,7 @@ pub(crate) fn write_rows(
     for j in 0..comptime!(u.head / u.width()) {
         sums_to_strip(totals, patch, comptime!(j * u.span()), u);
         let mut values = Array::<f32>::new(8usize);
-        eight(patch, &mut values, u);
+        eight(patch, &mut values, 0usize, u);
         #[unroll]
         for i in 0..8usize {
             values[i] = values[i] * factor;
@@ -462,21 +523,29 @@ fn units_forward_kernel<F: Numeric, S: Numeric>(
         let own = own_rows::<F, S>(&k, u);
         let end = min(first + rows, t);
         let mut most = f32::new(-1.0e30f32);
+        let mut keys = Array::<Pack>::new(comptime!(u.share(u.others())));
+        let mut values_of = Array::<Pack>::new(comptime!(u.share(u.others())));
+        fetch_rows(qkv, &mut keys, start + c, 3 * c, 0usize, t, others, u);
         let mut key = 0usize;
         while key < end {
             sync_cube();
-            stage_rows::<S>(qkv, &mut k, start + c, 3 * c, key, t, others, u);
+            put_rows::<S>(&mut k, &keys, others, u);
             sync_cube();
+            // The next tile is on its way meanwhile.
+            fetch_rows(qkv, &mut keys, start + c, 3 * c, key + others, t, others, u);
             #[unroll]
-            for part in 0..comptime!(u.others() / u.width()) {
-                strip::<F, S>(&own, &k, &mut patch, comptime!(part * u.width()), u);
-                let from = key + comptime!(part * u.width()) + column;
-                let mut values = Array::<f32>::new(8usize);
-                eight(&mut patch, &mut values, u);
+            for some in 0..comptime!(u.others() / u.columns()) {
+                strip::<F, S>(&own, &k, &mut patch, comptime!(some * u.columns()), u);
                 #[unroll]
-                for i in 0..8usize {
-                    let score = scale * values[i];
-                    most = select(from + i <= query, max(most, score), most);
+                for part in 0..comptime!(u.strips) {
+                    let from = key + comptime!(some * u.columns() + part * u.width()) + column;
+                    let mut values = Array::<f32>::new(8usize);
+                    eight(&mut patch, &mut values, part, u);
+                    #[unroll]
+                    for i in 0..8usize {
+                        let score = scale * values[i];
+                        most = select(from + i <= query, max(most, score), most);
+                    }
                 }
                 sync_plane();
             }
@@ -485,26 +554,33 @@ fn units_forward_kernel<F: Numeric, S: Numeric>(
         let most = row_max(most, &mut shared, u);
         let totals = no_sums(u);
         let mut sum = 0.0f32;
+        fetch_rows(qkv, &mut keys, start + c, 3 * c, 0usize, t, others, u);
+        fetch_rows(qkv, &mut values_of, start + 2 * c, 3 * c, 0usize, t, others, u);
         let mut key = 0usize;
         while key < end {
             sync_cube();
-            stage_rows::<S>(qkv, &mut k, start + c, 3 * c, key, t, others, u);
-            stage_rows::<S>(qkv, &mut v, start + 2 * c, 3 * c, key, t, others, u);
+            put_rows::<S>(&mut k, &keys, others, u);
+            put_rows::<S>(&mut v, &values_of, others, u);
             sync_cube();
+            fetch_rows(qkv, &mut keys, start + c, 3 * c, key + others, t, others, u);
+            fetch_rows(qkv, &mut values_of, start + 2 * c, 3 * c, key + others, t, others, u);
             #[unroll]
-            for part in 0..comptime!(u.others() / u.width()) {
-                strip::<F, S>(&own, &k, &mut patch, comptime!(part * u.width()), u);
-                let from = key + comptime!(part * u.width()) + column;
-                let mut values = Array::<f32>::new(8usize);
-                eight(&mut patch, &mut values, u);
+            for some in 0..comptime!(u.others() / u.columns()) {
+                strip::<F, S>(&own, &k, &mut patch, comptime!(some * u.columns()), u);
                 #[unroll]
-                for i in 0..8usize {
-                    let p = select(from + i <= query, (scale * values[i] - most).exp(), 0.0f32);
-                    values[i] = p;
-                    sum += p;
+                for part in 0..comptime!(u.strips) {
+                    let from = key + comptime!(some * u.columns() + part * u.width()) + column;
+                    let mut values = Array::<f32>::new(8usize);
+                    eight(&mut patch, &mut values, part, u);
+                    #[unroll]
+                    for i in 0..8usize {
+                        let p = select(from + i <= query, (scale * values[i] - most).exp(), 0.0f32);
+                        values[i] = p;
+                        sum += p;
+                    }
+                    let place = weights_at(comptime!(some * u.columns() + part * u.width()), u);
+                    put_pack::<S>(&mut weights, place, packed(&values, u.bf16), u.words);
                 }
-                let place = weights_at(comptime!(part * u.width()), u);
-                put_pack::<S>(&mut weights, place, packed(&values, u.bf16), u.words);
                 sync_plane();
             }
             gather::<F, S>(&weights, &v, &totals, u);

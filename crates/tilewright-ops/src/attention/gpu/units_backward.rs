@@ -53,29 +53,47 @@ fn units_queries_kernel<F: Numeric, S: Numeric>(
         let (log, delta) = (lse[own], deltas[own]);
         let totals = no_sums(u);
         let end = min(first + rows, t);
+        let mut keys = Array::<Pack>::new(comptime!(u.share(u.others())));
+        let mut values_of = Array::<Pack>::new(comptime!(u.share(u.others())));
+        fetch_rows(qkv, &mut keys, start + c, 3 * c, 0usize, t, others, u);
+        fetch_rows(qkv, &mut values_of, start + 2 * c, 3 * c, 0usize, t, others, u);
         let mut key = 0usize;
         while key < end {
             sync_cube();
-            stage_rows::<S>(qkv, &mut k, start + c, 3 * c, key, t, others, u);
-            stage_rows::<S>(qkv, &mut v, start + 2 * c, 3 * c, key, t, others, u);
+            put_rows::<S>(&mut k, &keys, others, u);
+            put_rows::<S>(&mut v, &values_of, others, u);
             sync_cube();
+            // The next tiles are on their way meanwhile.
+            fetch_rows(qkv, &mut keys, start + c, 3 * c, key + others, t, others, u);
+            fetch_rows(qkv, &mut values_of, start + 2 * c, 3 * c, key + others, t, others, u);
             #[unroll]
-            for part in 0..comptime!(u.others() / u.width()) {
-                let from = key + comptime!(part * u.width()) + column;
-                let mut values = Array::<f32>::new(8usize);
-                let mut slopes = Array::<f32>::new(8usize);
-                strip::<F, S>(&q_own, &k, &mut patch, comptime!(part * u.width()), u);
-                eight(&mut patch, &mut values, u);
-                sync_plane();
-                strip::<F, S>(&d_own, &v, &mut patch, comptime!(part * u.width()), u);
-                eight(&mut patch, &mut slopes, u);
+            for some in 0..comptime!(u.others() / u.columns()) {
+                let mut weight = Array::<f32>::new(comptime!(u.strips * 8));
+                strip::<F, S>(&q_own, &k, &mut patch, comptime!(some * u.columns()), u);
                 #[unroll]
-                for i in 0..8usize {
-                    let slope = (scale * values[i] - log).exp() * (slopes[i] - delta) * scale;
-                    values[i] = select(from + i <= query, slope, 0.0f32);
+                for part in 0..comptime!(u.strips) {
+                    let mut values = Array::<f32>::new(8usize);
+                    eight(&mut patch, &mut values, part, u);
+                    #[unroll]
+                    for i in 0..8usize {
+                        weight[comptime!(part * 8) + i] = (scale * values[i] - log).exp();
+                    }
                 }
-                let place = weights_at(comptime!(part * u.width()), u);
-                put_pack::<S>(&mut weights, place, packed(&values, u.bf16), u.words);
+                sync_plane();
+                strip::<F, S>(&d_own, &v, &mut patch, comptime!(some * u.columns()), u);
+                #[unroll]
+                for part in 0..comptime!(u.strips) {
+                    let from = key + comptime!(some * u.columns() + part * u.width()) + column;
+                    let mut values = Array::<f32>::new(8usize);
+                    eight(&mut patch, &mut values, part, u);
+                    #[unroll]
+                    for i in 0..8usize {
+                        let slope = weight[comptime!(part * 8) + i] * (values[i] - delta) * scale;
+                        values[i] = select(from + i <= query, slope, 0.0f32);
+                    }
+                    let place = weights_at(comptime!(some * u.columns() + part * u.width()), u);
+                    put_pack::<S>(&mut weights, place, packed(&values, u.bf16), u.words);
+                }
                 sync_plane();
             }
             gather::<F, S>(&weights, &k, &totals, u);
@@ -144,54 +162,70 @@ fn units_keys_kernel<F: Numeric, S: Numeric>(
         let v_own = own_rows::<F, S>(&d, u);
         let dk = no_sums(u);
         let dv = no_sums(u);
-        let mut query = first / others * others;
+        let from_query = first / others * others;
+        let mut queries = Array::<Pack>::new(comptime!(u.share(u.others())));
+        let mut slopes_of = Array::<Pack>::new(comptime!(u.share(u.others())));
+        let douts = b * t * c + h * head;
+        fetch_rows(qkv, &mut queries, start, 3 * c, from_query, t, others, u);
+        fetch_rows(dout, &mut slopes_of, douts, c, from_query, t, others, u);
+        let mut query = from_query;
         while query < t {
             sync_cube();
-            stage_rows::<S>(qkv, &mut q, start, 3 * c, query, t, others, u);
-            stage_rows::<S>(dout, &mut d, b * t * c + h * head, c, query, t, others, u);
+            put_rows::<S>(&mut q, &queries, others, u);
+            put_rows::<S>(&mut d, &slopes_of, others, u);
             if unit < others {
                 let own = line * t + min(query + unit, t - 1);
                 logs[unit] = lse[own];
                 sums[unit] = deltas[own];
             }
             sync_cube();
+            // The next tiles are on their way meanwhile.
+            fetch_rows(qkv, &mut queries, start, 3 * c, query + others, t, others, u);
+            fetch_rows(dout, &mut slopes_of, douts, c, query + others, t, others, u);
             // Probabilities of the whole tile stay with their units until the gradients of the scores are there.
             let mut weight = Array::<f32>::new(comptime!(u.others() / u.sharing()));
             #[unroll]
-            for part in 0..comptime!(u.others() / u.width()) {
-                let from = comptime!(part * u.width()) + column;
-                let mut values = Array::<f32>::new(8usize);
-                strip::<F, S>(&k_own, &q, &mut patch, comptime!(part * u.width()), u);
-                eight(&mut patch, &mut values, u);
+            for some in 0..comptime!(u.others() / u.columns()) {
+                strip::<F, S>(&k_own, &q, &mut patch, comptime!(some * u.columns()), u);
                 #[unroll]
-                for i in 0..8usize {
-                    let p = (scale * values[i] - logs[from + i]).exp();
-                    let place = query + from + i;
-                    let seen = place >= key && place < t;
-                    values[i] = select(seen, p, 0.0f32);
-                    weight[comptime!(part * 8) + i] = values[i];
+                for part in 0..comptime!(u.strips) {
+                    let from = comptime!(some * u.columns() + part * u.width()) + column;
+                    let mut values = Array::<f32>::new(8usize);
+                    eight(&mut patch, &mut values, part, u);
+                    #[unroll]
+                    for i in 0..8usize {
+                        let p = (scale * values[i] - logs[from + i]).exp();
+                        let place = query + from + i;
+                        let seen = place >= key && place < t;
+                        values[i] = select(seen, p, 0.0f32);
+                        weight[comptime!((some * u.strips + part) * 8) + i] = values[i];
+                    }
+                    let place = weights_at(comptime!(some * u.columns() + part * u.width()), u);
+                    put_pack::<S>(&mut weights, place, packed(&values, u.bf16), u.words);
                 }
-                let place = weights_at(comptime!(part * u.width()), u);
-                put_pack::<S>(&mut weights, place, packed(&values, u.bf16), u.words);
                 sync_plane();
             }
             gather::<F, S>(&weights, &d, &dv, u);
             sync_plane();
             #[unroll]
-            for part in 0..comptime!(u.others() / u.width()) {
-                let from = comptime!(part * u.width()) + column;
-                let mut values = Array::<f32>::new(8usize);
-                strip::<F, S>(&v_own, &d, &mut patch, comptime!(part * u.width()), u);
-                eight(&mut patch, &mut values, u);
+            for some in 0..comptime!(u.others() / u.columns()) {
+                strip::<F, S>(&v_own, &d, &mut patch, comptime!(some * u.columns()), u);
                 #[unroll]
-                for i in 0..8usize {
-                    let slope = weight[comptime!(part * 8) + i] * (values[i] - sums[from + i]) * scale;
-                    let place = query + from + i;
-                    let seen = place >= key && place < t;
-                    values[i] = select(seen, slope, 0.0f32);
+                for part in 0..comptime!(u.strips) {
+                    let from = comptime!(some * u.columns() + part * u.width()) + column;
+                    let mut values = Array::<f32>::new(8usize);
+                    eight(&mut patch, &mut values, part, u);
+                    #[unroll]
+                    for i in 0..8usize {
+                        let slope =
+                            weight[comptime!((some * u.strips + part) * 8) + i] * (values[i] - sums[from + i]) * scale;
+                        let place = query + from + i;
+                        let seen = place >= key && place < t;
+                        values[i] = select(seen, slope, 0.0f32);
+                    }
+                    let place = weights_at(comptime!(some * u.columns() + part * u.width()), u);
+                    put_pack::<S>(&mut weights, place, packed(&values, u.bf16), u.words);
                 }
-                let place = weights_at(comptime!(part * u.width()), u);
-                put_pack::<S>(&mut weights, place, packed(&values, u.bf16), u.words);
                 sync_plane();
             }
             gather::<F, S>(&weights, &q, &dk, u);
@@ -221,34 +255,76 @@ fn units_keys_kernel<F: Numeric, S: Numeric>(
     }
 }
 
-/// See [`super::backward`]; `deltas` are there, the sizes are not zero.
-pub(super) fn backward(
+// deltas[b, h, t]: the sum over the head of dout * out.
+#[cube(launch_unchecked)]
+fn units_deltas_kernel(
+    out: &[Pack],
+    dout: &[Pack],
+    deltas: &mut [f32],
+    n: usize,
+    t: usize,
+    heads: usize,
+    #[comptime] u: Units,
+) {
+    let i = ABSOLUTE_POS;
+    if i < n {
+        let (line, row) = (i / t, i % t);
+        let start = ((line / heads * t + row) * heads + line % heads) * comptime!(u.head);
+        deltas[i] = row_dot(out, start, dout, start, u);
+    }
+}
+
+/// What the pass consists of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Part {
+    Deltas,
+    Queries,
+    Keys,
+}
+
+/// See [`super::backward`]; the sizes are not zero.
+pub(super) fn backward(gpu: &Gpu, op: &'static str, u: Units, sizes: Sizes, tensors: [&Tensor; 6]) -> Result<()> {
+    let Sizes { b, t, heads, .. } = sizes;
+    [Part::Deltas, Part::Queries, Part::Keys].into_iter().try_for_each(|p| part(gpu, op, u, [b, t, heads], p, tensors))
+}
+
+/// One part; each needs those before it.
+pub(crate) fn part(
     gpu: &Gpu,
     op: &'static str,
     u: Units,
-    sizes: Sizes,
-    [qkv, dout, lse, deltas, dqkv]: [&Tensor; 5],
+    [b, t, heads]: [usize; 3],
+    part: Part,
+    [qkv, out, dout, lse, deltas, dqkv]: [&Tensor; 6],
 ) -> Result<()> {
-    let Sizes { b, t, heads, .. } = sizes;
-    let lines = b * heads;
+    let sizes = Sizes { b, t, heads, head: u.head };
+    let (lines, client, units) = (b * heads, gpu.client(), CubeDim::new_1d(u.units() as u32));
     let (scale, elems) = (super::scale(u.head), u.elems(qkv.dtype()));
-    for (of_queries, products) in [(true, 3), (false, 4)] {
-        // SAFETY: the tensors have the sizes of the call, checked by the contract.
-        gpu.by_groups(true, lines * t.div_ceil(u.rows()), super::flops(sizes, products), |from, count| unsafe {
-            let (client, grid, units) = (gpu.client(), gpu.grid(count), CubeDim::new_1d(u.units() as u32));
-            let (x, dy, dx) = (as_packs(gpu, op, qkv)?, as_packs(gpu, op, dout)?, as_packs(gpu, op, dqkv)?);
-            let (logs, sums, to) = (gpu.arg(op, lse)?, gpu.arg(op, deltas)?, from + count);
-            if of_queries {
-                units_queries_kernel::launch_unchecked(
-                    client, grid, units, x, dy, logs, sums, dx, t, heads, lines, from, to, scale, u, elems,
-                );
-            } else {
-                units_keys_kernel::launch_unchecked(
-                    client, grid, units, x, dy, logs, sums, dx, t, heads, lines, from, to, scale, u, elems,
-                );
-            }
-            gpu.launched(op, &[dqkv])
-        })?;
-    }
-    Ok(())
+    let products = match part {
+        Part::Deltas => {
+            let (y, dy, to) = (as_packs(gpu, op, out)?, as_packs(gpu, op, dout)?, gpu.arg(op, deltas)?);
+            let (n, grid) = (lines * t, gpu.grid((lines * t).div_ceil(u.units())));
+            // SAFETY: the tensors have the sizes of the call, checked by the contract.
+            unsafe { units_deltas_kernel::launch_unchecked(client, grid, units, y, dy, to, n, t, heads, u) };
+            return gpu.launched(op, &[deltas]);
+        }
+        Part::Queries => 3,
+        Part::Keys => 4,
+    };
+    // SAFETY: as above.
+    gpu.by_groups(true, lines * t.div_ceil(u.rows()), super::flops(sizes, products), |from, count| unsafe {
+        let grid = gpu.grid(count);
+        let (x, dy, dx) = (as_packs(gpu, op, qkv)?, as_packs(gpu, op, dout)?, as_packs(gpu, op, dqkv)?);
+        let (logs, sums, to) = (gpu.arg(op, lse)?, gpu.arg(op, deltas)?, from + count);
+        if matches!(part, Part::Queries) {
+            units_queries_kernel::launch_unchecked(
+                client, grid, units, x, dy, logs, sums, dx, t, heads, lines, from, to, scale, u, elems,
+            );
+        } else {
+            units_keys_kernel::launch_unchecked(
+                client, grid, units, x, dy, logs, sums, dx, t, heads, lines, from, to, scale, u, elems,
+            );
+        }
+        gpu.launched(op, &[dqkv])
+    })
 }

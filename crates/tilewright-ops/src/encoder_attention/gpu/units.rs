@@ -58,22 +58,30 @@ fn units_kernel<F: Numeric, S: Numeric>(
         let own_q = own_rows::<F, S>(&k, u);
         let base = start * kv_width + key_column + h * head;
         let mut most = f32::new(-1.0e30f32);
+        let mut keys = Array::<Pack>::new(comptime!(u.share(u.others())));
+        let mut values_of = Array::<Pack>::new(comptime!(u.share(u.others())));
+        fetch_rows(kv_all, &mut keys, base, kv_width, from, length, others, u);
         let mut key = from;
         while key < to {
             sync_cube();
-            stage_rows::<S>(kv_all, &mut k, base, kv_width, key, length, others, u);
+            put_rows::<S>(&mut k, &keys, others, u);
             sync_cube();
+            // The next tile is on its way meanwhile.
+            fetch_rows(kv_all, &mut keys, base, kv_width, key + others, length, others, u);
             #[unroll]
-            for part in 0..comptime!(u.others() / u.width()) {
-                strip::<F, S>(&own_q, &k, &mut patch, comptime!(part * u.width()), u);
-                let here = key + comptime!(part * u.width()) + column;
-                let mut values = Array::<f32>::new(8usize);
-                eight(&mut patch, &mut values, u);
+            for some in 0..comptime!(u.others() / u.columns()) {
+                strip::<F, S>(&own_q, &k, &mut patch, comptime!(some * u.columns()), u);
                 #[unroll]
-                for i in 0..8usize {
-                    let score = scale * values[i];
-                    let seen = sees(&tile, &query, here + i, positions, option_ids, window, given);
-                    most = select(seen, max(most, score), most);
+                for part in 0..comptime!(u.strips) {
+                    let here = key + comptime!(some * u.columns() + part * u.width()) + column;
+                    let mut values = Array::<f32>::new(8usize);
+                    eight(&mut patch, &mut values, part, u);
+                    #[unroll]
+                    for i in 0..8usize {
+                        let score = scale * values[i];
+                        let seen = sees(&tile, &query, here + i, positions, option_ids, window, given);
+                        most = select(seen, max(most, score), most);
+                    }
                 }
                 sync_plane();
             }
@@ -82,31 +90,34 @@ fn units_kernel<F: Numeric, S: Numeric>(
         let most = row_max(most, &mut shared, u);
         let totals = no_sums(u);
         let mut sum = 0.0f32;
+        fetch_rows(kv_all, &mut keys, base, kv_width, from, length, others, u);
+        fetch_rows(kv_all, &mut values_of, base + d_all, kv_width, from, length, others, u);
         let mut key = from;
         while key < to {
             sync_cube();
-            stage_rows::<S>(kv_all, &mut k, base, kv_width, key, length, others, u);
-            stage_rows::<S>(kv_all, &mut v, base + d_all, kv_width, key, length, others, u);
+            put_rows::<S>(&mut k, &keys, others, u);
+            put_rows::<S>(&mut v, &values_of, others, u);
             sync_cube();
+            fetch_rows(kv_all, &mut keys, base, kv_width, key + others, length, others, u);
+            fetch_rows(kv_all, &mut values_of, base + d_all, kv_width, key + others, length, others, u);
             #[unroll]
-            for part in 0..comptime!(u.others() / u.width()) {
-                strip::<F, S>(&own_q, &k, &mut patch, comptime!(part * u.width()), u);
-                let here = key + comptime!(part * u.width()) + column;
-                let mut values = Array::<f32>::new(8usize);
-                eight(&mut patch, &mut values, u);
+            for some in 0..comptime!(u.others() / u.columns()) {
+                strip::<F, S>(&own_q, &k, &mut patch, comptime!(some * u.columns()), u);
                 #[unroll]
-                for i in 0..8usize {
-                    let seen = sees(&tile, &query, here + i, positions, option_ids, window, given);
-                    let p = select(seen, (scale * values[i] - most).exp(), 0.0f32);
-                    values[i] = p;
-                    sum += p;
+                for part in 0..comptime!(u.strips) {
+                    let here = key + comptime!(some * u.columns() + part * u.width()) + column;
+                    let mut values = Array::<f32>::new(8usize);
+                    eight(&mut patch, &mut values, part, u);
+                    #[unroll]
+                    for i in 0..8usize {
+                        let seen = sees(&tile, &query, here + i, positions, option_ids, window, given);
+                        let p = select(seen, (scale * values[i] - most).exp(), 0.0f32);
+                        values[i] = p;
+                        sum += p;
+                    }
+                    let place = weights_at(comptime!(some * u.columns() + part * u.width()), u);
+                    put_pack::<S>(&mut weights, place, packed(&values, u.bf16), u.words);
                 }
-                put_pack::<S>(
-                    &mut weights,
-                    weights_at(comptime!(part * u.width()), u),
-                    packed(&values, u.bf16),
-                    u.words,
-                );
                 sync_plane();
             }
             gather::<F, S>(&weights, &v, &totals, u);

@@ -128,6 +128,14 @@ pub(crate) fn only_if(alive: bool, pack: Pack) -> Pack {
     kept
 }
 
+/// Line and pack within it of the `v`th pack of a slice. Eight units that write at one time cover 128 bytes of memory; where those are parts of two lines,
+/// the lines are four apart, and their places in shared memory in different banks.
+#[cube]
+fn line_and_pack(v: usize, #[comptime] s: Slice) -> (usize, usize) {
+    let (line, at) = (v / comptime!(s.line[0]), v % comptime!(s.line[0]));
+    if comptime![s.along] { (line / 8 * 8 + line % 2 * 4 + line % 8 / 2, at) } else { (line, at) }
+}
+
 /// Reads a unit's share of the slice of rows from `row0` on and of terms from `first` on. Rows beyond the last are the last one again: their sums go nowhere.
 #[cube]
 fn fetch<A: Numeric>(
@@ -146,7 +154,7 @@ fn fetch<A: Numeric>(
     #[unroll]
     for j in 0..comptime!(s.share[0]) {
         let v = j * comptime!(s.share[1]) + unit;
-        let (line, at) = (v / comptime!(s.line[0]), v % comptime!(s.line[0]));
+        let (line, at) = line_and_pack(v, s);
         if comptime![s.along] {
             let (row, q) = (min(row0 + line, rows - 1), first / 8 + at);
             if comptime![even && s.tail] {
@@ -176,8 +184,8 @@ fn put<S: Numeric>(memory: &mut Shared<[Vector<S, Const<4>>]>, base: usize, shar
     #[unroll]
     for j in 0..comptime!(s.share[0]) {
         let v = j * comptime!(s.share[1]) + unit;
-        let at = base + v / comptime!(s.line[0]) * comptime!(s.line[1]) + v % comptime!(s.line[0]);
-        put_pack::<S>(memory, at, share[j], s.words);
+        let (line, at) = line_and_pack(v, s);
+        put_pack::<S>(memory, base + line * comptime!(s.line[1]) + at, share[j], s.words);
     }
 }
 
@@ -401,16 +409,25 @@ fn matrix_kernel<F: Numeric, S: Numeric, A: Numeric, B: Numeric, C: Numeric, P: 
         if comptime![s.blocks.stages == 2] {
             put::<S>(&mut memory, 0usize, &share_a, sa);
             put::<S>(&mut memory, packs_a, &share_b, sb);
-            for slice in 0..slices {
-                // Behind this barrier the slice is there, and all have done with the one that lay where the next will.
-                let next = min((slice + 1) * bk, last);
+            // By twos, so that places in shared memory are constants.
+            for two in 0..(slices + 1) / 2 {
+                let next = min((two * 2 + 1) * bk, last);
                 fetch::<A>(a, a_ones, &mut share_a, row0, next, m, k, a_ld, sa);
                 fetch::<B>(b, b_ones, &mut share_b, col0, next, n, k, b_ld, sb);
+                // Behind this barrier the slice is there, and all have done with the one that lay where the next will.
                 sync_cube();
-                multiply::<F, S>(&memory, slice % 2 * stage, &totals, down, right, s);
-                let to = (slice + 1) % 2 * stage;
-                put::<S>(&mut memory, to, &share_a, sa);
-                put::<S>(&mut memory, to + packs_a, &share_b, sb);
+                multiply::<F, S>(&memory, 0usize, &totals, down, right, s);
+                put::<S>(&mut memory, stage, &share_a, sa);
+                put::<S>(&mut memory, stage + packs_a, &share_b, sb);
+                if two * 2 + 1 < slices {
+                    let next = min((two * 2 + 2) * bk, last);
+                    fetch::<A>(a, a_ones, &mut share_a, row0, next, m, k, a_ld, sa);
+                    fetch::<B>(b, b_ones, &mut share_b, col0, next, n, k, b_ld, sb);
+                    sync_cube();
+                    multiply::<F, S>(&memory, stage, &totals, down, right, s);
+                    put::<S>(&mut memory, 0usize, &share_a, sa);
+                    put::<S>(&mut memory, packs_a, &share_b, sb);
+                }
             }
         } else {
             for slice in 0..slices {

@@ -61,7 +61,9 @@ fn applied(sum: f32, pre: f32, before: f32, #[comptime] e: Epilogue) -> f32 {
         value *= gelu_slope(pre, e.erf);
     }
     if comptime![e.relu] {
-        value = select(value < 0.0f32, 0.0f32, value);
+        // By its bits: drivers make a maximum of a comparison, and that of zero and what is no number is zero.
+        let bits = u32::reinterpret(value);
+        value = select(bits > 0x8000_0000u32 && bits <= 0xFF80_0000u32, 0.0f32, value);
     }
     if comptime![e.add] {
         value += pre;
