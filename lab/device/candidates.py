@@ -33,7 +33,7 @@ def hopper():
 
 
 def every_row():
-    return {"encoder_attention/hopper.cu": "//@ forward_least 1\n" + hopper() + ops("encoder_attention/cuda/long_rows.cu")}
+    return {"encoder_attention/hopper.cu": "//@ forward_least 1\n" + hopper() + ops("runtime/cuda/barriers.cuh") + ops("encoder_attention/cuda/long_rows.cu")}
 
 
 def rows_64():

@@ -11,22 +11,8 @@ constexpr int PARTS = KEYS / 8;  // groups of eight columns of the scores
 constexpr int ALL = 128 * GROUPS + COPIERS;
 constexpr int QUERIES = 64 * GROUPS;
 
-TW_FORCE void barrier_init(u32 barrier, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
 TW_FORCE void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-TW_FORCE void barrier_wait(u32 barrier, u32 parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra over;\n"
-        "bra again;\n"
-        "over:\n"
-        "}" ::"r"(barrier), "r"(parity) : "memory");
 }
 
 // Only the last tile of a row has places behind the row's end.

@@ -26,7 +26,12 @@ pub(crate) static MMA: Source = Source {
 
 pub(crate) static HOPPER: Source = Source {
     name: "encoder_attention/hopper.cu",
-    text: concat!(include_str!("rows.cuh"), include_str!("hopper.cu"), include_str!("long_rows.cu")),
+    text: concat!(
+        include_str!("rows.cuh"),
+        include_str!("hopper.cu"),
+        include_str!("../../runtime/cuda/barriers.cuh"),
+        include_str!("long_rows.cu")
+    ),
     parameters: &["TW_DTYPE", "TW_HEAD"],
     variants: &[&[1, 64], &[2, 64]],
     exact: false,

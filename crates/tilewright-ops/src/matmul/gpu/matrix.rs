@@ -371,9 +371,8 @@ fn matrix_kernel<F: Numeric, S: Numeric, A: Numeric, B: Numeric, C: Numeric, P: 
     let sb = comptime!(s.slices[1]);
     let packs_a = comptime!(s.packs(0));
     let packs_b = comptime!(s.packs(1));
-    let stage = comptime!(packs_a + packs_b);
     let spread = comptime!(if sa.words { 1usize } else { 2usize });
-    let mut memory = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(stage * s.blocks.stages * spread));
+    let mut memory = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!((packs_a + packs_b) * spread));
     // Fragments start at multiples of 16 bytes.
     let mut patch = Shared::<[Quad]>::new_slice(comptime!(s.blocks.planes() * tm * tn / 4));
     let own = PLANE_POS as usize;
@@ -406,40 +405,15 @@ fn matrix_kernel<F: Numeric, S: Numeric, A: Numeric, B: Numeric, C: Numeric, P: 
         let mut share_b = Array::<Pack>::new(comptime!(sb.share[0]));
         fetch::<A>(a, a_ones, &mut share_a, row0, 0usize, m, k, a_ld, sa);
         fetch::<B>(b, b_ones, &mut share_b, col0, 0usize, n, k, b_ld, sb);
-        if comptime![s.blocks.stages == 2] {
+        for slice in 0..slices {
             put::<S>(&mut memory, 0usize, &share_a, sa);
             put::<S>(&mut memory, packs_a, &share_b, sb);
-            // By twos, so that places in shared memory are constants.
-            for two in 0..(slices + 1) / 2 {
-                let next = min((two * 2 + 1) * bk, last);
-                fetch::<A>(a, a_ones, &mut share_a, row0, next, m, k, a_ld, sa);
-                fetch::<B>(b, b_ones, &mut share_b, col0, next, n, k, b_ld, sb);
-                // Behind this barrier the slice is there, and all have done with the one that lay where the next will.
-                sync_cube();
-                multiply::<F, S>(&memory, 0usize, &totals, down, right, s);
-                put::<S>(&mut memory, stage, &share_a, sa);
-                put::<S>(&mut memory, stage + packs_a, &share_b, sb);
-                if two * 2 + 1 < slices {
-                    let next = min((two * 2 + 2) * bk, last);
-                    fetch::<A>(a, a_ones, &mut share_a, row0, next, m, k, a_ld, sa);
-                    fetch::<B>(b, b_ones, &mut share_b, col0, next, n, k, b_ld, sb);
-                    sync_cube();
-                    multiply::<F, S>(&memory, stage, &totals, down, right, s);
-                    put::<S>(&mut memory, 0usize, &share_a, sa);
-                    put::<S>(&mut memory, packs_a, &share_b, sb);
-                }
-            }
-        } else {
-            for slice in 0..slices {
-                put::<S>(&mut memory, 0usize, &share_a, sa);
-                put::<S>(&mut memory, packs_a, &share_b, sb);
-                sync_cube();
-                let next = min((slice + 1) * bk, last);
-                fetch::<A>(a, a_ones, &mut share_a, row0, next, m, k, a_ld, sa);
-                fetch::<B>(b, b_ones, &mut share_b, col0, next, n, k, b_ld, sb);
-                multiply::<F, S>(&memory, 0usize, &totals, down, right, s);
-                sync_cube();
-            }
+            sync_cube();
+            let next = min((slice + 1) * bk, last);
+            fetch::<A>(a, a_ones, &mut share_a, row0, next, m, k, a_ld, sa);
+            fetch::<B>(b, b_ones, &mut share_b, col0, next, n, k, b_ld, sb);
+            multiply::<F, S>(&memory, &totals, down, right, s);
+            sync_cube();
         }
         let lane = UNIT_POS_PLANE as usize;
         let mine = own * comptime!(tm * tn / 4);
@@ -484,11 +458,10 @@ fn matrix_kernel<F: Numeric, S: Numeric, A: Numeric, B: Numeric, C: Numeric, P: 
     }
 }
 
-/// Adds the product of the slices at pack `base` to a plane's sums.
+/// Adds the product of the slices to a plane's sums.
 #[cube]
 fn multiply<F: Numeric, S: Numeric>(
     memory: &Shared<[Vector<S, Const<4>>]>,
-    base: usize,
     totals: &Sequence<cmma::Matrix<f32>>,
     down: usize,
     right: usize,
@@ -511,13 +484,13 @@ fn multiply<F: Numeric, S: Numeric>(
         for i in 0..fm {
             let r = down + i * comptime!(s.tile[0]);
             let at = if comptime![sa.along] { r * line_a + p / 8 } else { p * line_a + r / 8 };
-            xs.push(fragment::<F, S>(memory, base + at, line_a, cmma::MatrixIdent::A, layout_a, s.tile, sa.words));
+            xs.push(fragment::<F, S>(memory, at, line_a, cmma::MatrixIdent::A, layout_a, s.tile, sa.words));
         }
         #[unroll]
         for j in 0..fnn {
             let r = right + j * comptime!(s.tile[1]);
             let at = packs_a + if comptime![sb.along] { r * line_b + p / 8 } else { p * line_b + r / 8 };
-            let y = fragment::<F, S>(memory, base + at, line_b, cmma::MatrixIdent::B, layout_b, s.tile, sb.words);
+            let y = fragment::<F, S>(memory, at, line_b, cmma::MatrixIdent::B, layout_b, s.tile, sb.words);
             #[unroll]
             for i in 0..fm {
                 let total = totals.index(comptime!(i * fnn + j));

@@ -10,8 +10,6 @@ pub(crate) struct Blocks {
     pub(crate) group: [usize; 3],
     /// Rows and columns of a plane.
     pub(crate) plane: [usize; 2],
-    /// Slices of the sum in shared memory: with two, the next is written while this one is multiplied.
-    pub(crate) stages: usize,
     /// Elements behind each line of a slice, so that lines start in different banks.
     pub(crate) pad: usize,
     /// Rows of groups that are walked together, column by column: what runs at one time shares lines of both factors.
@@ -19,8 +17,8 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    pub(crate) const fn new(group: [usize; 3], plane: [usize; 2], stages: usize) -> Self {
-        Blocks { group, plane, stages, pad: 8, band: 8 }
+    pub(crate) const fn new(group: [usize; 3], plane: [usize; 2]) -> Self {
+        Blocks { group, plane, pad: 8, band: 8 }
     }
 
     /// Planes of a group.
@@ -40,7 +38,7 @@ impl Blocks {
             let [lines, length] = self.lines(operand, along[operand]);
             lines * (length + self.pad) * 2
         };
-        self.stages * (slice(0) + slice(1)) + self.planes() * tile.m * tile.n * 4
+        slice(0) + slice(1) + self.planes() * tile.m * tile.n * 4
     }
 
     /// Whether a device with this tile and planes of `plane` units runs it.
@@ -71,17 +69,17 @@ pub(crate) fn tile(c: &Capabilities, factors: DType) -> Option<(MatrixTile, usiz
 pub(crate) fn table(tile: &MatrixTile, plane: usize) -> Vec<Blocks> {
     if [tile.m, tile.n, tile.k] == [16; 3] && plane == 32 {
         return vec![
-            Blocks::new([128, 128, 32], [64, 64], 1),
-            Blocks::new([64, 64, 64], [32, 32], 1),
-            Blocks::new([16, 64, 128], [16, 16], 1),
+            Blocks::new([128, 128, 32], [64, 64]),
+            Blocks::new([64, 64, 64], [32, 32]),
+            Blocks::new([16, 64, 128], [16, 16]),
         ];
     }
     // 32 sums a unit at most where a plane has 32 units and a tile 8 x 8.
     let edge = |side: usize| if plane >= 32 { 32usize.max(side) } else { 2 * side };
     let [rows, columns] = [edge(tile.m), edge(tile.n)];
     vec![
-        Blocks::new([2 * rows, 2 * columns, 32], [rows, columns], 1),
-        Blocks::new([2 * tile.m, 2 * tile.n, 64], [tile.m, tile.n], 1),
+        Blocks::new([2 * rows, 2 * columns, 32], [rows, columns]),
+        Blocks::new([2 * tile.m, 2 * tile.n, 64], [tile.m, tile.n]),
     ]
 }
 
@@ -164,9 +162,9 @@ mod tests {
     fn blocks_that_do_not_divide_or_do_not_fit_are_refused() {
         let (c, tile) = device(16, 32, 48 << 10, 1024);
         let fits = |b: Blocks| b.fits(&c, &tile, 32, [true, true]);
-        let good = Blocks::new([128, 128, 32], [64, 64], 2);
+        let good = Blocks::new([128, 128, 32], [64, 64]);
         assert!(fits(good));
-        assert!(!fits(Blocks { group: [128, 128, 64], ..good }), "shared memory");
+        assert!(!fits(Blocks { group: [128, 128, 128], ..good }), "shared memory");
         assert!(!fits(Blocks { group: [128, 96, 32], ..good }), "planes");
         assert!(!fits(Blocks { plane: [24, 64], ..good }), "fragments");
         assert!(!fits(Blocks { pad: 4, ..good }), "lines that do not start at multiples of 16 bytes");

@@ -51,22 +51,8 @@ TW_FORCE void transpose_quad(u32 (&w)[4], int lane) {
 
 TW_FORCE u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 
-TW_FORCE void barrier_init(u32 barrier, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
 TW_FORCE void barrier_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-TW_FORCE void barrier_wait(u32 barrier, u32 parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra over;\n"
-        "bra again;\n"
-        "over:\n"
-        "}" ::"r"(barrier), "r"(parity) : "memory");
 }
 // Arrives at the barrier at the same place of a block of the cluster.
 TW_FORCE void barrier_arrive(u32 barrier, u32 rank) {

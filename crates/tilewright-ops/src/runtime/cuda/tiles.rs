@@ -11,7 +11,11 @@ use super::{Arg, Cuda, Kernel, library};
 /// The text that a kernel over tiles starts with.
 macro_rules! tiles {
     ($file:literal) => {
-        concat!(include_str!("../../runtime/cuda/tiles.cuh"), include_str!($file))
+        concat!(
+            include_str!("../../runtime/cuda/barriers.cuh"),
+            include_str!("../../runtime/cuda/tiles.cuh"),
+            include_str!($file)
+        )
     };
 }
 pub(crate) use tiles;

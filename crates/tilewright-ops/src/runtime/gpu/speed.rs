@@ -102,8 +102,7 @@ fn attention_at_gpt2_size_is_finite_and_its_time_known() {
             let Some(units) = Units::of(gpu, dtype, head, &[qkv, out, dout, dqkv]) else { continue };
             let deltas = Tensor::zeros(&device, DType::F32, &[b * heads * t]).unwrap();
             let tensors = [qkv, out, dout, lse, &deltas, dqkv];
-            let (d, q, k) = (Part::Deltas, Part::Queries, Part::Keys);
-            for which in [d, q, k] {
+            for which in [Part::Deltas, Part::Queries, Part::Keys] {
                 let took = seconds(&device, || part(gpu, "speed", units, [b, t, heads], which, tensors).unwrap());
                 println!("{} attention {dtype}, {which:?} of the backward pass: {:.3} ms", device.name(), took * 1e3);
             }

@@ -122,10 +122,9 @@ impl Layer {
 
 /// What is tried at 8192^3. What is not the first of its line differs from it in one thing.
 fn large() -> Vec<Blocks> {
-    let first = Blocks::new([128, 128, 32], [64, 64], 1);
+    let first = Blocks::new([128, 128, 32], [64, 64]);
     vec![
         first,
-        Blocks { stages: 2, ..first },
         Blocks { plane: [64, 32], ..first },
         Blocks { group: [128, 128, 64], plane: [64, 32], ..first },
         Blocks { group: [256, 128, 32], ..first },
@@ -140,32 +139,32 @@ fn large() -> Vec<Blocks> {
 /// What is tried where there are fewer groups than a large GPU runs at one time.
 fn small() -> Vec<Blocks> {
     vec![
-        Blocks::new([128, 128, 32], [64, 64], 1),
-        Blocks::new([128, 64, 32], [64, 32], 1),
-        Blocks::new([64, 128, 32], [32, 64], 1),
-        Blocks::new([64, 64, 64], [32, 32], 1),
+        Blocks::new([128, 128, 32], [64, 64]),
+        Blocks::new([128, 64, 32], [64, 32]),
+        Blocks::new([64, 128, 32], [32, 64]),
+        Blocks::new([64, 64, 64], [32, 32]),
     ]
 }
 
 /// What is tried for the few rows of one question.
 fn few_rows() -> Vec<Blocks> {
     vec![
-        Blocks::new([64, 64, 64], [32, 32], 1),
-        Blocks::new([32, 32, 128], [16, 16], 1),
-        Blocks::new([16, 64, 128], [16, 16], 1),
-        Blocks::new([16, 64, 64], [16, 16], 1),
-        Blocks::new([16, 128, 64], [16, 32], 1),
-        Blocks::new([16, 128, 128], [16, 16], 1),
+        Blocks::new([64, 64, 64], [32, 32]),
+        Blocks::new([32, 32, 128], [16, 16]),
+        Blocks::new([16, 64, 128], [16, 16]),
+        Blocks::new([16, 64, 64], [16, 16]),
+        Blocks::new([16, 128, 64], [16, 32]),
+        Blocks::new([16, 128, 128], [16, 16]),
     ]
 }
 
-/// What products get, and on software a small one for each number of stages beside it.
+/// What products get, and on software small ones beside it.
 fn few(gpu: &Gpu) -> Vec<Blocks> {
     let Some((tile, plane)) = shape::tile(gpu.capabilities(), DType::F16) else { return Vec::new() };
     let mut all = shape::table(&tile, plane);
     if plane < 32 {
-        all.extend([1, 2].map(|stages| Blocks::new([32, 16, 64], [16, 8], stages)));
-        all.push(Blocks { pad: 0, band: 1, ..Blocks::new([16, 32, 32], [8, 16], 2) });
+        all.push(Blocks::new([32, 16, 64], [16, 8]));
+        all.push(Blocks { pad: 0, band: 1, ..Blocks::new([16, 32, 32], [8, 16]) });
     }
     all
 }
@@ -174,7 +173,7 @@ fn few(gpu: &Gpu) -> Vec<Blocks> {
 fn name(b: &Blocks) -> String {
     let [m, n, k] = b.group;
     let [p, q] = b.plane;
-    format!("{m}x{n}x{k} plane {p}x{q} stages {} pad {} band {}", b.stages, b.pad, b.band)
+    format!("{m}x{n}x{k} plane {p}x{q} pad {} band {}", b.pad, b.band)
 }
 
 struct Sweep {
@@ -272,7 +271,7 @@ fn sweep_of_variants_of_the_product() {
             println!("SWEEP bf16 8192^3 with fragments of 8 bytes: {:.4} ms", took * 1e3);
             drop(square);
             for form in [Form::Input, Form::Weight] {
-                let all = [best, Blocks::new([128, 128, 32], [64, 64], 1), Blocks::new([256, 128, 32], [64, 64], 1)];
+                let all = [best, Blocks::new([128, 128, 32], [64, 64]), Blocks::new([256, 128, 32], [64, 64])];
                 sweep.layer("bf16", &Layer::new(&device, form, [bf16; 3], side, 0), &all);
             }
             sweep.layer("f16", &Layer::new(&device, Form::Forward, [f16; 3], side, 0), &[best]);
