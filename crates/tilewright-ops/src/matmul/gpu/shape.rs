@@ -86,6 +86,9 @@ pub(crate) fn table(tile: &MatrixTile, plane: usize) -> Vec<Blocks> {
 /// Groups below which smaller ones are taken: what a large GPU runs at one time.
 const ENOUGH: usize = 256;
 
+/// Rows up to which blocks much lower than they are wide are taken: with more, each of their few rows reads all lines of the other factor again.
+const FEW_ROWS: usize = 128;
+
 /// The blocks for a product, if any of the table's fit.
 pub(crate) fn choose(
     c: &Capabilities,
@@ -96,7 +99,9 @@ pub(crate) fn choose(
 ) -> Option<Blocks> {
     let all: Vec<_> = table(tile, plane).into_iter().filter(|b| b.fits(c, tile, plane, along)).collect();
     let groups = |b: &Blocks| m.div_ceil(b.group[0]) * n.div_ceil(b.group[1]);
-    all.iter().find(|b| groups(b) >= ENOUGH).or(all.last()).copied()
+    let meant = |b: &&Blocks| m <= FEW_ROWS || 4 * b.group[0] > b.group[1];
+    let chosen = all.iter().filter(meant).find(|b| groups(b) >= ENOUGH);
+    chosen.or(all.iter().rfind(meant)).or(all.last()).copied()
 }
 
 #[cfg(test)]
@@ -156,6 +161,17 @@ mod tests {
         assert_eq!(size(4096, 3072), [128, 128, 32]);
         assert_eq!(size(4096, 768), [64, 64, 64]);
         assert_eq!(size(64, 1024), [16, 64, 128]);
+    }
+
+    #[test]
+    fn many_rows_never_get_the_blocks_for_few_however_few_groups_they_make() {
+        let (c, tile) = device(16, 32, 48 << 10, 1024);
+        let size = |m, n| choose(&c, &tile, 32, [false, false], [m, n]).unwrap().group;
+        // A part of the vocabulary's gradient, a short batch's products.
+        assert_eq!(size(1024, 768), [64, 64, 64]);
+        assert_eq!(size(256, 768), [64, 64, 64]);
+        assert_eq!(size(129, 64), [64, 64, 64]);
+        assert_eq!(size(128, 1024), [16, 64, 128]);
     }
 
     #[test]
