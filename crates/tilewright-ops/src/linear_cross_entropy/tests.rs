@@ -4,6 +4,8 @@ mod contract;
 mod forward;
 mod gradients;
 mod training;
+#[cfg(feature = "gpu")]
+mod units;
 
 use super::cpu::Layout;
 use super::{Backward, Forward, ForwardBackward, backward_with, forward_backward_with, forward_with, reference};

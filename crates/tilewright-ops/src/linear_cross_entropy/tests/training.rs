@@ -298,7 +298,7 @@ fn the_gpt2_vocabulary_at_1024_rows() {
 const LARGE: [[usize; 4]; 3] = [[300, 72, 777, 800], [257, 136, 517, 517], [130, 520, 300, 304]];
 
 /// `||got - want|| / ||want||` within what roundings of single factors and of the result add up to.
-fn assert_near(what: &str, got: &Tensor, want: &[f64], dtype: DType) {
+pub(super) fn assert_near(what: &str, got: &Tensor, want: &[f64], dtype: DType) {
     let bound = match dtype {
         DType::F32 => 1e-5,
         DType::F16 => 1.5e-3,

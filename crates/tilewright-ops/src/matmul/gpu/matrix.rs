@@ -52,14 +52,14 @@ pub(crate) struct Slice {
 /// What a kernel is specialised by, beside its epilogue.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Shape {
-    blocks: Blocks,
-    tile: [usize; 3],
-    plane: usize,
-    slices: [Slice; 2],
+    pub(crate) blocks: Blocks,
+    pub(crate) tile: [usize; 3],
+    pub(crate) plane: usize,
+    pub(crate) slices: [Slice; 2],
     /// Rows of the result are whole packs; else its elements are written one by one.
-    even: bool,
+    pub(crate) even: bool,
     /// Whether `pre` and `out` are f32.
-    wide: [bool; 2],
+    pub(crate) wide: [bool; 2],
 }
 
 /// What a factor keeps of an f32, in 16 bits.
@@ -138,7 +138,7 @@ fn line_and_pack(v: usize, #[comptime] s: Slice) -> (usize, usize) {
 
 /// Reads a unit's share of the slice of rows from `row0` on and of terms from `first` on. Rows beyond the last are the last one again: their sums go nowhere.
 #[cube]
-fn fetch<A: Numeric>(
+pub(crate) fn fetch<A: Numeric>(
     packs: &[Pack],
     ones: &[A],
     share: &mut Array<Pack>,
@@ -179,7 +179,12 @@ fn fetch<A: Numeric>(
 
 /// Writes a unit's share of a slice that starts at pack `base` of shared memory.
 #[cube]
-fn put<S: Numeric>(memory: &mut Shared<[Vector<S, Const<4>>]>, base: usize, share: &Array<Pack>, #[comptime] s: Slice) {
+pub(crate) fn put<S: Numeric>(
+    memory: &mut Shared<[Vector<S, Const<4>>]>,
+    base: usize,
+    share: &Array<Pack>,
+    #[comptime] s: Slice,
+) {
     let unit = UNIT_POS as usize;
     #[unroll]
     for j in 0..comptime!(s.share[0]) {
@@ -460,7 +465,7 @@ fn matrix_kernel<F: Numeric, S: Numeric, A: Numeric, B: Numeric, C: Numeric, P: 
 
 /// Adds the product of the slices to a plane's sums.
 #[cube]
-fn multiply<F: Numeric, S: Numeric>(
+pub(crate) fn multiply<F: Numeric, S: Numeric>(
     memory: &Shared<[Vector<S, Const<4>>]>,
     totals: &Sequence<cmma::Matrix<f32>>,
     down: usize,
@@ -502,7 +507,7 @@ fn multiply<F: Numeric, S: Numeric>(
 
 impl Shape {
     /// Packs of an operand's slice.
-    fn packs(&self, operand: usize) -> usize {
+    pub(crate) fn packs(&self, operand: usize) -> usize {
         self.blocks.lines(operand, self.slices[operand].along)[0] * self.slices[operand].line[1]
     }
 }
@@ -546,10 +551,10 @@ fn source(t: &Tensor, ld: usize, length: usize, factors: DType, round: bool) -> 
 /// What a product can have on the matrix units of a device.
 #[derive(Clone, Copy)]
 pub(crate) struct Way {
-    tile: MatrixTile,
-    plane: usize,
-    factors: DType,
-    sources: [Source; 2],
+    pub(crate) tile: MatrixTile,
+    pub(crate) plane: usize,
+    pub(crate) factors: DType,
+    pub(crate) sources: [Source; 2],
     along: [bool; 2],
     ld: [usize; 2],
     /// Of shared memory, see [`Slice::words`].

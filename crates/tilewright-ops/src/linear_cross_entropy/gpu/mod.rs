@@ -1,19 +1,33 @@
-//! The loss head through Vulkan and Metal: tiles of f32 logits by the tiled product, reductions over their rows.
+//! The loss head through Vulkan and Metal. Factors of 16 bits on the matrix units have kernels of their own (`units.rs`), which keep no logits; elsewhere
+//! there are tiles of f32 logits by the tiled product, and reductions over their rows.
 //!
-//! `forward` walks vocabulary tiles with an online log-sum-exp. `backward` makes each tile again for all rows, so that a tile of `dweight`
-//! is summed by one product. `forward_backward` is one after the other.
+//! `forward` walks the vocabulary with an online log-sum-exp. `backward` makes the logits of a tile again for all rows, so that a tile of `dweight`
+//! is summed by one product, and so many columns at a time that the product fills a GPU. `forward_backward` is one after the other.
+
+mod units;
 
 use tilewright_core::{DType, Result};
 
 use super::{Backward, Forward, ForwardBackward};
 use crate::Tensor;
 use crate::matmul::gpu::{Product, shape};
-use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::prelude::*;
+use crate::runtime::gpu::{Gpu, pace};
+use units::{Logits, Units};
 
 /// Rows and columns of a tile of logits, at most: 16 MiB.
 const TILE_ROWS: usize = 1024;
 const TILE_COLUMNS: usize = 4096;
+
+/// Bytes of pairs of sums for which a chunk of rows waits, at most (but always `LEAST_ROWS` rows).
+const PARTIALS_BYTES: usize = 16 << 20;
+const LEAST_ROWS: usize = pace::ROWS;
+
+/// Bytes of a tile of all rows, at most (but always [`LEAST_BYTES`] a row, and never more than [`MOST_BYTES`]). At 4096 rows it is 8192 columns of 16 bits: products of fewer
+/// columns do not fill a large GPU.
+const TALL_BYTES: usize = 64 << 20;
+const LEAST_BYTES: usize = 2048;
+const MOST_BYTES: usize = 16_384;
 
 /// Block sizes of a call and the sizes that they follow from.
 #[derive(Clone, Copy, Debug)]
@@ -23,13 +37,21 @@ pub(super) struct Tiles {
     vp: usize,
     /// Rows and columns of the caller's choice: tests reach many tiles with few numbers.
     asked: Option<[usize; 2]>,
+    /// Gradients of logits are rounded to f16 too: asked for by tests alone, where the matrix units know no bf16.
+    rounds_f16: bool,
 }
 
 impl Tiles {
     pub(super) fn new(n: usize, d: usize, vp: usize, asked: Option<[usize; 2]>) -> Self {
         // Tiles start where every device can bind them, whatever the width and the type of a row.
         let asked = asked.map(|sizes| sizes.map(|size| size.div_ceil(16).saturating_mul(16)));
-        Tiles { n, d, vp, asked }
+        Tiles { n, d, vp, asked, rounds_f16: false }
+    }
+
+    /// The same with gradients of logits in f16 where factors are.
+    #[cfg(test)]
+    pub(super) fn rounding_f16(self) -> Self {
+        Tiles { rounds_f16: true, ..self }
     }
 
     fn rows(&self) -> usize {
@@ -40,19 +62,40 @@ impl Tiles {
         self.asked.map_or(TILE_COLUMNS, |a| a[1]).min(self.vp).max(1)
     }
 
-    /// Columns of the tile of all rows that `backward` makes.
-    fn tall_columns(&self) -> usize {
-        let fit = (TILE_ROWS * TILE_COLUMNS / self.n.max(1)).next_multiple_of(64);
-        self.asked.map_or(fit.clamp(64, TILE_COLUMNS), |a| a[1]).min(self.vp).max(1)
+    /// Columns of the tile of all rows that `backward` makes, of elements of so many bytes.
+    fn tall_columns(&self, size: usize) -> usize {
+        let fit = (TALL_BYTES / self.n.max(1)).clamp(LEAST_BYTES, MOST_BYTES) / size / 128 * 128;
+        self.asked.map_or(fit, |a| a[1]).min(self.vp).max(1)
+    }
+
+    /// Bytes of that tile, whichever elements it has.
+    fn tall_bytes(&self) -> usize {
+        part(self.n * self.tall_columns(4)).max(part(self.n * self.tall_columns(2).next_multiple_of(8) / 2))
+    }
+
+    /// Bytes of the pairs of sums of a chunk of rows, whichever blocks a device has.
+    pub(super) fn partials_bytes(&self) -> usize {
+        // Parts of eight columns or more, groups of 128 or fewer.
+        let pairs = self.vp.div_ceil(128) * 16;
+        let least = self.n.min(LEAST_ROWS) * pairs;
+        part(2 * least.max((self.n * pairs).min(PARTIALS_BYTES / 8)))
+    }
+
+    /// Rows of such a chunk of `parts` pairs each.
+    pub(super) fn sum_rows(&self, parts: usize) -> usize {
+        let fit = (self.partials_bytes() / 8 / parts.max(1)).max(1);
+        let whole = if fit >= self.n { self.n } else { (fit / LEAST_ROWS).max(1) * LEAST_ROWS };
+        self.asked.map_or(whole, |a| whole.min(a[0])).max(1)
     }
 
     /// Bytes of the workspace of each entry.
     pub(super) fn forward_bytes(&self) -> usize {
-        part(3 * self.rows()) + part(self.rows() * self.columns())
+        let tiles = part(3 * self.rows()) + part(self.rows() * self.columns());
+        tiles.max(self.partials_bytes() + part(self.n))
     }
 
     pub(super) fn backward_bytes(&self) -> usize {
-        part(self.n * self.tall_columns()) + part(self.n * self.d)
+        self.tall_bytes() + part(self.n * self.d)
     }
 
     pub(super) fn training_bytes(&self) -> usize {
@@ -116,22 +159,12 @@ fn absorb_kernel(tile: &[f32], targets: &[i32], stats: &mut [f32], rows: usize, 
 
 // lse = max + ln(sum), loss = (max - target) + ln(sum); both 0 where the row does not count.
 #[cube(launch_unchecked)]
-fn finish_kernel(
-    stats: &[f32],
-    targets: &[i32],
-    losses: &mut [f32],
-    lse: &mut [f32],
-    rows: usize,
-    ignore: i32,
-    #[comptime] with_losses: bool,
-) {
+fn finish_kernel(stats: &[f32], targets: &[i32], losses: &mut [f32], lse: &mut [f32], rows: usize, ignore: i32) {
     let row = ABSOLUTE_POS;
     if row < rows {
         let counts = targets[row] != ignore;
         let log = stats[rows + row].ln();
-        if comptime![with_losses] {
-            losses[row] = select(counts, (stats[row] - stats[2 * rows + row]) + log, 0.0f32);
-        }
+        losses[row] = select(counts, (stats[row] - stats[2 * rows + row]) + log, 0.0f32);
         lse[row] = select(counts, stats[row] + log, 0.0f32);
     }
 }
@@ -210,7 +243,17 @@ impl Head<'_> {
         Product::plain((&hidden, d, 1), (&weight, d, 1), (tile, columns)).run(self.gpu, self.op, rows, columns, d)
     }
 
-    fn forward(&self, tiles: &Tiles, losses: Option<&Tensor>, lse: &Tensor, workspace: &Tensor) -> Result<()> {
+    /// What its logits are made of, and how on the matrix units.
+    fn on_units(&self, tiles: &Tiles) -> Option<(Logits<'_>, Units)> {
+        let Head { op, gpu, hidden, weight, vocab, targets, ignore } = *self;
+        let logits = Logits { op, hidden, weight, targets, n: tiles.n, vocab, d: tiles.d, ignore };
+        Units::of(gpu, &logits).map(|units| (logits, units))
+    }
+
+    fn forward(&self, tiles: &Tiles, losses: &Tensor, lse: &Tensor, workspace: &Tensor) -> Result<()> {
+        if let Some((logits, units)) = self.on_units(tiles) {
+            return units.forward(self.gpu, &logits, tiles, [losses, lse], workspace);
+        }
         let (gpu, units) = (self.gpu, CubeDim::new_1d(UNITS));
         let (most_rows, most_columns) = (tiles.rows(), tiles.columns());
         for row in (0..tiles.n).step_by(most_rows) {
@@ -242,29 +285,38 @@ impl Head<'_> {
                 }
                 gpu.launched(self.op, &[&stats])?;
             }
-            let lse = lse.slice(row, &[rows])?;
-            let losses = losses.map(|l| l.slice(row, &[rows])).transpose()?;
+            let [losses, lse] = [losses.slice(row, &[rows])?, lse.slice(row, &[rows])?];
             let (from, ids) = (self.arg(&stats)?, self.arg(&targets)?);
-            let (to, logs) = (self.arg(losses.as_ref().unwrap_or(&lse))?, self.arg(&lse)?);
-            let with = losses.is_some();
+            let (to, logs) = (self.arg(&losses)?, self.arg(&lse)?);
             // SAFETY: one element a row each.
             unsafe {
-                finish_kernel::launch_unchecked(
-                    gpu.client(),
-                    spread(),
-                    units,
-                    from,
-                    ids,
-                    to,
-                    logs,
-                    rows,
-                    self.ignore,
-                    with,
-                );
+                finish_kernel::launch_unchecked(gpu.client(), spread(), units, from, ids, to, logs, rows, self.ignore);
             }
-            gpu.launched(self.op, &[&lse])?;
+            gpu.launched(self.op, &[&losses, &lse])?;
         }
         Ok(())
+    }
+
+    /// Gradients in place of the logits of all rows and of columns from `first` on.
+    fn gradients(&self, first: usize, columns: usize, lse: &Tensor, dloss: f32, tile: &Tensor) -> Result<()> {
+        let (gpu, n) = (self.gpu, tile.numel() / columns);
+        // SAFETY: the tile is `(n, columns)`.
+        unsafe {
+            gradients_kernel::launch_unchecked(
+                gpu.client(),
+                gpu.spread(n * columns),
+                CubeDim::new_1d(UNITS),
+                self.arg(tile)?,
+                self.arg(self.targets)?,
+                self.arg(lse)?,
+                n,
+                columns,
+                first,
+                self.ignore,
+                dloss,
+            );
+        }
+        gpu.launched(self.op, &[tile])
     }
 
     fn backward(&self, tiles: &Tiles, lse: &Tensor, out: &Outputs<'_>, workspace: &Tensor) -> Result<()> {
@@ -278,54 +330,51 @@ impl Head<'_> {
         if n == 0 {
             return Ok(());
         }
-        let most = tiles.tall_columns();
         let rounds = out.dhidden.dtype() != DType::F32;
         let sums = if rounds {
-            workspace.reinterpret(part(n * most), DType::F32, &[n, d])?
+            workspace.reinterpret(tiles.tall_bytes(), DType::F32, &[n, d])?
         } else {
             out.dhidden.view(&[n, d])?
         };
-        // Gradients of logits are rounded on their way to the matrix units. In f16 those of a mean over many tokens would lose digits.
-        let short = [self.weight, self.hidden].iter().all(|t| t.dtype() == DType::BF16);
-        let round = short && shape::tile(gpu.capabilities(), DType::BF16).is_some();
-        for first in (0..self.vocab).step_by(most) {
-            let columns = most.min(self.vocab - first);
-            let tile = workspace.reinterpret(0, DType::F32, &[n, columns])?;
-            self.logits(0, n, first, columns, &tile)?;
-            let (grad, ids, logs) = (self.arg(&tile)?, self.arg(self.targets)?, self.arg(lse)?);
-            // SAFETY: the tile is `(n, columns)`.
-            unsafe {
-                let grid = gpu.spread(n * columns);
-                let (ignore, dloss) = (self.ignore, out.dloss);
-                gradients_kernel::launch_unchecked(
-                    gpu.client(),
-                    grid,
-                    units,
-                    grad,
-                    ids,
-                    logs,
-                    n,
-                    columns,
-                    first,
-                    ignore,
-                    dloss,
-                );
-            }
-            gpu.launched(self.op, &[&tile])?;
+        // Gradients of logits are rounded for the matrix units. In f16 those of a mean over many tokens would lose digits.
+        let factors = self.weight.dtype();
+        let short = self.hidden.dtype() == factors && (factors == DType::BF16 || tiles.rounds_f16);
+        let fused = self.on_units(tiles).filter(|_| short && workspace.offset.is_multiple_of(16));
+        let round = short && shape::tile(gpu.capabilities(), factors).is_some();
+        let most = tiles.tall_columns(if fused.is_some() { 2 } else { 4 });
+        let mut first = 0;
+        while first < self.vocab {
+            let mut columns = most.min(self.vocab - first);
+            let (tile, line) = if let Some((logits, units)) = &fused {
+                // Columns that are no whole pack go by themselves: products read the others by packs.
+                if columns > 8 {
+                    columns -= columns % 8;
+                }
+                let line = columns.next_multiple_of(8);
+                let tile = workspace.reinterpret(0, factors, &[n, line])?;
+                logits.columns(first, columns, |part| units.gradients(gpu, part, first, lse, out.dloss, &tile))?;
+                (tile, line)
+            } else {
+                let tile = workspace.reinterpret(0, DType::F32, &[n, columns])?;
+                self.logits(0, n, first, columns, &tile)?;
+                self.gradients(first, columns, lse, out.dloss, &tile)?;
+                (tile, columns)
+            };
             let weight = self.weight.slice(first * d, &[columns, d])?;
             let dweight = out.dweight.slice(first * d, &[columns, d])?;
             let product = Product {
                 accumulate: first > 0,
                 round,
-                ..Product::plain((&tile, columns, 1), (&weight, 1, d), (&sums, d))
+                ..Product::plain((&tile, line, 1), (&weight, 1, d), (&sums, d))
             };
             product.run(gpu, self.op, n, d, columns)?;
             let product = Product {
                 accumulate: out.accumulate,
                 round,
-                ..Product::plain((&tile, 1, columns), (self.hidden, 1, d), (&dweight, d))
+                ..Product::plain((&tile, 1, line), (self.hidden, 1, d), (&dweight, d))
             };
             product.run(gpu, self.op, columns, d, n)?;
+            first += columns;
         }
         if rounds {
             let Storage { elem, bf16 } = gpu.storage(self.op, out.dhidden.dtype())?;
@@ -340,10 +389,17 @@ impl Head<'_> {
     }
 }
 
+/// Whether logits are made on the matrix units.
+#[cfg(test)]
+pub(super) fn is_on_units(gpu: &Gpu, args: &ForwardBackward<'_>, tiles: &Tiles) -> bool {
+    let ForwardBackward { hidden, weight, vocab, targets, ignore_index: ignore, .. } = *args;
+    Head { op: "linear_cross_entropy", gpu, hidden, weight, vocab, targets, ignore }.on_units(tiles).is_some()
+}
+
 pub(super) fn forward(gpu: &Gpu, args: &Forward<'_>, tiles: &Tiles) -> Result<()> {
     let Forward { hidden, weight, vocab, targets, ignore_index: ignore, losses, lse, workspace } = *args;
     let head = Head { op: "linear_cross_entropy.forward", gpu, hidden, weight, vocab, targets, ignore };
-    head.forward(tiles, Some(losses), lse, workspace)
+    head.forward(tiles, losses, lse, workspace)
 }
 
 pub(super) fn backward(gpu: &Gpu, args: &Backward<'_>, tiles: &Tiles) -> Result<()> {
@@ -360,6 +416,6 @@ pub(super) fn forward_backward(gpu: &Gpu, args: &ForwardBackward<'_>, tiles: &Ti
     let lse = args.workspace.reinterpret(0, DType::F32, &[tiles.n])?;
     let rest = args.workspace.bytes() - part(tiles.n);
     let rest = args.workspace.reinterpret(part(tiles.n), DType::U8, &[rest])?;
-    head.forward(tiles, Some(losses), &lse, &rest)?;
+    head.forward(tiles, losses, &lse, &rest)?;
     head.backward(tiles, &lse, &out, &rest)
 }
