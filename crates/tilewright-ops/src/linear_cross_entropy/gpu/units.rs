@@ -229,7 +229,7 @@ fn sums_kernel<F: Numeric, S: Numeric>(
                     }
                     most[x] = top;
                     sum[x] = total;
-                    if row < m {
+                    if x * comptime!(s.plane) + lane < runs && row < m {
                         let target = targets[row] - i32::cast_from(first + column);
                         if target >= 0 {
                             if target < 8 {
