@@ -5,7 +5,7 @@ use super::*;
 use crate::linear_cross_entropy::gpu::{self, Tiles};
 use crate::matmul::gpu::shape;
 use crate::runtime::gpu::Gpu;
-use crate::testing::{assert_close, portable_gpus, tolerance};
+use crate::testing::{assert_close, is_software, portable_gpus, tolerance};
 
 /// One row, few columns, columns that are no whole pack, ends within a plane and within a group in every dimension, a sum shorter than a slice and one with
 /// a remainder.
@@ -200,6 +200,89 @@ fn fused_results_have_the_same_bits_whatever_the_chunks_and_the_pace() {
         gpu.pace.set(budget, None);
         // Three launches of rows, by four of columns; three of gradients.
         assert!(cut == whole && many > few + 12, "{dtype}: {many} launches cut, {few} whole");
+    });
+}
+
+/// Relative error by norms of some values.
+fn error(got: &[f64], want: &[f64]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    norm(&mut got.iter().zip(want).map(|(g, w)| g - w)) / norm(&mut want.iter().copied())
+}
+
+/// Some losses, rows of `dhidden` and rows of `dweight` of a large head against exact sums.
+fn assert_large(device: &Device, dtype: DType, [n, d, vocab, vp]: [usize; 4]) {
+    let mut rng = Random::new(11);
+    // The pattern's length is prime, so that no two rows near each other are alike.
+    let pattern = rng.normals(65_537, 1.0);
+    let filled = |rows: usize, std: f32| {
+        let numbers: Vec<f32> = (0..rows * d).map(|i| std * pattern[i % pattern.len()]).collect();
+        let t = Tensor::from_f32(device, dtype, &[rows, d], &numbers).unwrap();
+        let exact = values(&t);
+        (t, exact)
+    };
+    let (hidden, hidden64) = filled(n, 1.0);
+    let (weight, weight64) = filled(vp, 1.0 / (d as f32).sqrt());
+    let targets: Vec<i32> = (0..n).map(|row| (row * 7919 % vocab) as i32).collect();
+    let head = Head {
+        device: device.clone(),
+        n,
+        d,
+        vocab,
+        vp,
+        hidden,
+        weight,
+        targets,
+        dloss: 1.0,
+        start: f32::NAN,
+        hidden64,
+        weight64,
+    };
+    let (losses, dhidden, dweight) = train(&head, None);
+    let logit = |row: usize, v: usize| -> f64 {
+        let (h, w) = (&head.hidden64[row * d..][..d], &head.weight64[v * d..][..d]);
+        h.iter().zip(w).map(|(a, b)| a * b).sum()
+    };
+    let target = |row: usize| head.targets[row] as usize;
+    let (losses, dhidden) = (values(&losses), values(&dhidden));
+    let bound = if dtype == DType::F16 { 1.5e-3 } else { 6e-3 };
+    for row in [0, n / 2 + 1, n - 1] {
+        let logits: Vec<f64> = (0..vocab).map(|v| logit(row, v)).collect();
+        let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let lse = most + logits.iter().map(|l| (l - most).exp()).sum::<f64>().ln();
+        let want = lse - logits[target(row)];
+        assert!(
+            (losses[row] - want).abs() < 2e-5 * want.max(1.0),
+            "{dtype}: loss {} of row {row}, {want}",
+            losses[row]
+        );
+        let mut sums = vec![0.0; d];
+        for (v, l) in logits.iter().enumerate() {
+            let gradient = (l - lse).exp() - if v == target(row) { 1.0 } else { 0.0 };
+            sums.iter_mut().zip(&head.weight64[v * d..][..d]).for_each(|(s, w)| *s += gradient * w);
+        }
+        let off = error(&dhidden[row * d..][..d], &sums);
+        assert!(off < bound, "{dtype}: dhidden of row {row} is off by {off:.1e}");
+    }
+    // The losses are right, so they tell each row's log-sum-exp.
+    let lse: Vec<f64> = (0..n).map(|row| losses[row] + logit(row, target(row))).collect();
+    for v in [0, vocab / 2, vocab - 1] {
+        let mut sums = vec![0.0; d];
+        for (row, lse) in lse.iter().enumerate() {
+            let gradient = (logit(row, v) - lse).exp() - if v == target(row) { 1.0 } else { 0.0 };
+            sums.iter_mut().zip(&head.hidden64[row * d..][..d]).for_each(|(s, h)| *s += gradient * h);
+        }
+        let off = error(&values(&dweight.slice(v * d, &[d]).unwrap()), &sums);
+        assert!(off < bound, "{dtype}: dweight of column {v} is off by {off:.1e}");
+    }
+    assert!(values(&dweight.slice(vocab * d, &[vp - vocab, d]).unwrap()).iter().all(|&x| x == 0.0));
+}
+
+#[test]
+fn a_large_fused_head_is_right_where_it_is_looked_at() {
+    everywhere(|device, _, dtype| {
+        // That of GPT-2 where there is hardware for it: chunks of rows, seven tiles, a column that is no pack.
+        let shape = if is_software(device) { [70, 64, 1001, 1024] } else { [4096, 768, 50_257, 50_304] };
+        assert_large(device, dtype, shape);
     });
 }
 
