@@ -19,12 +19,12 @@ use units::{Logits, Units};
 const TILE_ROWS: usize = 1024;
 const TILE_COLUMNS: usize = 4096;
 
-/// Bytes of pairs of sums for which a chunk of rows waits, at most (but always `LEAST_ROWS` rows).
+/// Bytes of the pairs of sums of a chunk of rows, at most (but always `LEAST_ROWS` rows).
 const PARTIALS_BYTES: usize = 16 << 20;
 const LEAST_ROWS: usize = pace::ROWS;
 
-/// Bytes of a tile of all rows, at most (but always [`LEAST_BYTES`] a row, and never more than [`MOST_BYTES`]). At 4096 rows it is 8192 columns of 16 bits: products of fewer
-/// columns do not fill a large GPU.
+/// Bytes of a tile of all rows, at most (but always [`LEAST_BYTES`] a row, and never more than [`MOST_BYTES`]). At 4096 rows it is 8192 columns of
+/// 16 bits: products of fewer columns do not fill a large GPU.
 const TALL_BYTES: usize = 64 << 20;
 const LEAST_BYTES: usize = 2048;
 const MOST_BYTES: usize = 16_384;

@@ -20,7 +20,7 @@ use crate::runtime::gpu::prelude::*;
 /// What stands below every logit.
 const LEAST: f32 = -1.0e30;
 
-/// Columns that a span of the vocabulary is a multiple of: those of a group, whatever the blocks.
+/// Columns that a span of the vocabulary has at least; it ends where a group does.
 const COLUMNS: usize = 128;
 
 /// How a head runs on the matrix units.
@@ -479,7 +479,8 @@ impl Units {
     fn sums(&self, gpu: &Gpu, head: &Logits<'_>, [partials, hits]: [&Tensor; 2]) -> Result<()> {
         let parts = self.parts(head.vocab);
         let flops = head.flops() / head.n as u64 * head.n.min(ROWS) as u64;
-        let span = gpu.rows_at_once(self.way.factors, head.vocab, COLUMNS, flops);
+        let span =
+            gpu.rows_at_once(self.way.factors, head.vocab, COLUMNS.next_multiple_of(self.blocks.group[1]), flops);
         for first in (0..head.vocab).step_by(span) {
             head.columns(first, span.min(head.vocab - first), |head| {
                 gpu.by_rows(self.way.factors, (head.n, ROWS), head.flops(), |row, rows| {
