@@ -71,9 +71,9 @@ impl Units {
         PLANES * self.tile[0]
     }
 
-    /// Rows of the other side that are met at a time.
+    /// Rows of the other side that are met at a time: few, so that two groups share a multiprocessor with some 50 KiB.
     pub(crate) fn others(&self) -> usize {
-        4 * self.tile[1]
+        self.width().max(2 * self.tile[1])
     }
 
     /// Tiles side by side in a strip: eight columns a unit.
@@ -125,9 +125,14 @@ impl Units {
         if self.words { packs } else { packs * 2 }
     }
 
-    /// Packs of a tile of either side.
+    /// Packs of a tile of the other side.
     pub(crate) fn tile_packs(&self) -> usize {
-        self.rows().max(self.others()) * self.line()
+        self.others() * self.line()
+    }
+
+    /// Packs of two tiles of the other side, or of a group's own rows, which lie there before.
+    pub(crate) fn both_packs(&self) -> usize {
+        (2 * self.others()).max(self.rows()) * self.line()
     }
 
     /// Packs that a unit copies of so many rows.
@@ -136,7 +141,7 @@ impl Units {
     }
 
     fn shared_bytes(&self) -> usize {
-        let packs = 2 * self.tile_packs() + self.rows() * self.weights_line();
+        let packs = self.both_packs() + self.rows() * self.weights_line();
         (packs + PLANES * self.strip()) * 16 + 4 * (self.units() + 2 * self.others())
     }
 
@@ -170,13 +175,14 @@ pub(crate) fn fetch_rows(
     }
 }
 
-/// Writes a unit's share of `rows` rows to shared memory.
+/// Writes a unit's share of `rows` rows to shared memory, from pack `base` on.
 // Alike for a reader; the kernel has the condition only where there is a remainder, as a condition between writes keeps them apart.
 #[allow(clippy::if_same_then_else)]
 #[cube]
 pub(crate) fn put_rows<S: Numeric>(
     to: &mut Shared<[Vector<S, Const<4>>]>,
     share: &Array<Pack>,
+    #[comptime] base: usize,
     #[comptime] rows: usize,
     #[comptime] u: Units,
 ) {
@@ -185,7 +191,7 @@ pub(crate) fn put_rows<S: Numeric>(
     #[unroll]
     for j in 0..comptime!(u.share(rows)) {
         let v = j * comptime!(u.units()) + unit;
-        let place = v / each * comptime!(u.line()) + v % each;
+        let place = base + v / each * comptime!(u.line()) + v % each;
         if comptime![(rows * each).is_multiple_of(u.units())] {
             put_pack::<S>(to, place, share[j], u.words);
         } else if v < comptime!(rows * each) {
@@ -208,7 +214,7 @@ pub(crate) fn stage_rows<S: Numeric>(
 ) {
     let mut share = Array::<Pack>::new(comptime!(u.share(rows)));
     fetch_rows(from, &mut share, start, stride, first, end, rows, u);
-    put_rows::<S>(to, &share, rows, u);
+    put_rows::<S>(to, &share, 0usize, rows, u);
 }
 
 /// A plane's rows of a staged tile as left factors, one for each step over the head.
@@ -254,12 +260,13 @@ pub(crate) fn no_sums(#[comptime] u: Units) -> Sequence<cmma::Matrix<f32>> {
     totals
 }
 
-/// Writes the products of a plane's rows and those of the other side from `column` on to its strips: see [`eight`]. The plane
+/// Writes the products of a plane's rows and those of the other side, whose tile starts at pack `base`, from `column` on to its strips: see [`eight`]. The plane
 /// meets behind it.
 #[cube]
 pub(crate) fn strip<F: Numeric, S: Numeric>(
     own: &Sequence<cmma::Matrix<F>>,
     other: &Shared<[Vector<S, Const<4>>]>,
+    #[comptime] base: usize,
     patch: &mut Shared<[Quad]>,
     #[comptime] column: usize,
     #[comptime] u: Units,
@@ -278,7 +285,7 @@ pub(crate) fn strip<F: Numeric, S: Numeric>(
         );
         #[unroll]
         for step in 0..comptime!(u.head / u.tile[2]) {
-            let at = comptime!((column + x * u.tile[1]) * line + step * u.tile[2] / 8);
+            let at = comptime!(base + (column + x * u.tile[1]) * line + step * u.tile[2] / 8);
             let y =
                 fragment::<F, S>(other, at, line, cmma::MatrixIdent::B, cmma::MatrixLayout::ColMajor, u.tile, u.words);
             cmma::execute(own.index(step), &y, &sum, &sum);
@@ -346,11 +353,12 @@ pub(crate) fn weights_at(#[comptime] column: usize, #[comptime] u: Units) -> usi
     row * comptime!(u.weights_line()) + comptime!(column / 8) + UNIT_POS_PLANE as usize % comptime!(u.sharing())
 }
 
-/// Adds the product of a plane's weights and the rows of the other side to its sums. The plane meets in front of it.
+/// Adds the product of a plane's weights and the rows of the other side, whose tile starts at pack `base`, to its sums. The plane meets in front of it.
 #[cube]
 pub(crate) fn gather<F: Numeric, S: Numeric>(
     weights: &Shared<[Vector<S, Const<4>>]>,
     other: &Shared<[Vector<S, Const<4>>]>,
+    #[comptime] base: usize,
     totals: &Sequence<cmma::Matrix<f32>>,
     #[comptime] u: Units,
 ) {
@@ -370,7 +378,7 @@ pub(crate) fn gather<F: Numeric, S: Numeric>(
         );
         #[unroll]
         for j in 0..comptime!(u.head / u.tile[1]) {
-            let at = comptime!(step * u.tile[2] * line + j * u.tile[1] / 8);
+            let at = comptime!(base + step * u.tile[2] * line + j * u.tile[1] / 8);
             let y =
                 fragment::<F, S>(other, at, line, cmma::MatrixIdent::B, cmma::MatrixLayout::RowMajor, u.tile, u.words);
             let total = totals.index(j);
@@ -504,8 +512,9 @@ fn units_forward_kernel<F: Numeric, S: Numeric>(
     let rows = comptime!(u.rows());
     let others = comptime!(u.others());
     let head = comptime!(u.head);
-    let mut k = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.tile_packs())));
-    let mut v = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.tile_packs())));
+    // A tile of keys and one of values behind it.
+    let mut memory = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.both_packs())));
+    let second = comptime!(u.tile_packs());
     let mut weights = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.rows() * u.weights_line())));
     let mut patch = Shared::<[Quad]>::new_slice(comptime!(PLANES * u.strip()));
     let mut shared = Shared::<[f32]>::new_slice(comptime!(u.units()));
@@ -520,9 +529,9 @@ fn units_forward_kernel<F: Numeric, S: Numeric>(
         let down = PLANE_POS as usize * comptime!(u.tile[0]);
         let query = first + down + unit_row(u);
         let column = unit_column(u);
-        stage_rows::<S>(qkv, &mut k, start, 3 * c, first, t, rows, u);
+        stage_rows::<S>(qkv, &mut memory, start, 3 * c, first, t, rows, u);
         sync_cube();
-        let own = own_rows::<F, S>(&k, u);
+        let own = own_rows::<F, S>(&memory, u);
         let end = min(first + rows, t);
         let mut most = f32::new(-1.0e30f32);
         let mut keys = Array::<Pack>::new(comptime!(u.share(u.others())));
@@ -531,13 +540,13 @@ fn units_forward_kernel<F: Numeric, S: Numeric>(
         let mut key = 0usize;
         while key < end {
             sync_cube();
-            put_rows::<S>(&mut k, &keys, others, u);
+            put_rows::<S>(&mut memory, &keys, 0usize, others, u);
             sync_cube();
             // The next tile is on its way meanwhile.
             fetch_rows(qkv, &mut keys, start + c, 3 * c, key + others, t, others, u);
             #[unroll]
             for some in 0..comptime!(u.others() / u.columns()) {
-                strip::<F, S>(&own, &k, &mut patch, comptime!(some * u.columns()), u);
+                strip::<F, S>(&own, &memory, 0usize, &mut patch, comptime!(some * u.columns()), u);
                 #[unroll]
                 for part in 0..comptime!(u.strips) {
                     let from = key + comptime!(some * u.columns() + part * u.width()) + column;
@@ -561,14 +570,14 @@ fn units_forward_kernel<F: Numeric, S: Numeric>(
         let mut key = 0usize;
         while key < end {
             sync_cube();
-            put_rows::<S>(&mut k, &keys, others, u);
-            put_rows::<S>(&mut v, &values_of, others, u);
+            put_rows::<S>(&mut memory, &keys, 0usize, others, u);
+            put_rows::<S>(&mut memory, &values_of, second, others, u);
             sync_cube();
             fetch_rows(qkv, &mut keys, start + c, 3 * c, key + others, t, others, u);
             fetch_rows(qkv, &mut values_of, start + 2 * c, 3 * c, key + others, t, others, u);
             #[unroll]
             for some in 0..comptime!(u.others() / u.columns()) {
-                strip::<F, S>(&own, &k, &mut patch, comptime!(some * u.columns()), u);
+                strip::<F, S>(&own, &memory, 0usize, &mut patch, comptime!(some * u.columns()), u);
                 #[unroll]
                 for part in 0..comptime!(u.strips) {
                     let from = key + comptime!(some * u.columns() + part * u.width()) + column;
@@ -585,7 +594,7 @@ fn units_forward_kernel<F: Numeric, S: Numeric>(
                 }
                 sync_plane();
             }
-            gather::<F, S>(&weights, &v, &totals, u);
+            gather::<F, S>(&weights, &memory, second, &totals, u);
             key += others;
         }
         let sum = row_sum(sum, &mut shared, u);

@@ -29,8 +29,9 @@ fn units_queries_kernel<F: Numeric, S: Numeric>(
     let rows = comptime!(u.rows());
     let others = comptime!(u.others());
     let head = comptime!(u.head);
-    let mut k = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.tile_packs())));
-    let mut v = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.tile_packs())));
+    // A tile of keys and one of values behind it.
+    let mut memory = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.both_packs())));
+    let second = comptime!(u.tile_packs());
     let mut weights = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.rows() * u.weights_line())));
     let mut patch = Shared::<[Quad]>::new_slice(comptime!(PLANES * u.strip()));
     let group = from + CUBE_POS;
@@ -44,11 +45,13 @@ fn units_queries_kernel<F: Numeric, S: Numeric>(
         let down = PLANE_POS as usize * comptime!(u.tile[0]);
         let query = first + down + unit_row(u);
         let column = unit_column(u);
-        stage_rows::<S>(qkv, &mut k, start, 3 * c, first, t, rows, u);
-        stage_rows::<S>(dout, &mut v, b * t * c + h * head, c, first, t, rows, u);
+        stage_rows::<S>(qkv, &mut memory, start, 3 * c, first, t, rows, u);
         sync_cube();
-        let q_own = own_rows::<F, S>(&k, u);
-        let d_own = own_rows::<F, S>(&v, u);
+        let q_own = own_rows::<F, S>(&memory, u);
+        sync_cube();
+        stage_rows::<S>(dout, &mut memory, b * t * c + h * head, c, first, t, rows, u);
+        sync_cube();
+        let d_own = own_rows::<F, S>(&memory, u);
         let own = line * t + min(query, t - 1);
         let (log, delta) = (lse[own], deltas[own]);
         let totals = no_sums(u);
@@ -60,8 +63,8 @@ fn units_queries_kernel<F: Numeric, S: Numeric>(
         let mut key = 0usize;
         while key < end {
             sync_cube();
-            put_rows::<S>(&mut k, &keys, others, u);
-            put_rows::<S>(&mut v, &values_of, others, u);
+            put_rows::<S>(&mut memory, &keys, 0usize, others, u);
+            put_rows::<S>(&mut memory, &values_of, second, others, u);
             sync_cube();
             // The next tiles are on their way meanwhile.
             fetch_rows(qkv, &mut keys, start + c, 3 * c, key + others, t, others, u);
@@ -69,7 +72,7 @@ fn units_queries_kernel<F: Numeric, S: Numeric>(
             #[unroll]
             for some in 0..comptime!(u.others() / u.columns()) {
                 let mut weight = Array::<f32>::new(comptime!(u.strips * 8));
-                strip::<F, S>(&q_own, &k, &mut patch, comptime!(some * u.columns()), u);
+                strip::<F, S>(&q_own, &memory, 0usize, &mut patch, comptime!(some * u.columns()), u);
                 #[unroll]
                 for part in 0..comptime!(u.strips) {
                     let mut values = Array::<f32>::new(8usize);
@@ -80,7 +83,7 @@ fn units_queries_kernel<F: Numeric, S: Numeric>(
                     }
                 }
                 sync_plane();
-                strip::<F, S>(&d_own, &v, &mut patch, comptime!(some * u.columns()), u);
+                strip::<F, S>(&d_own, &memory, second, &mut patch, comptime!(some * u.columns()), u);
                 #[unroll]
                 for part in 0..comptime!(u.strips) {
                     let from = key + comptime!(some * u.columns() + part * u.width()) + column;
@@ -96,7 +99,7 @@ fn units_queries_kernel<F: Numeric, S: Numeric>(
                 }
                 sync_plane();
             }
-            gather::<F, S>(&weights, &k, &totals, u);
+            gather::<F, S>(&weights, &memory, 0usize, &totals, u);
             key += others;
         }
         let place = start + (first + down) * 3 * c;
@@ -137,8 +140,9 @@ fn units_keys_kernel<F: Numeric, S: Numeric>(
     let rows = comptime!(u.rows());
     let others = comptime!(u.others());
     let head = comptime!(u.head);
-    let mut q = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.tile_packs())));
-    let mut d = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.tile_packs())));
+    // A tile of queries and one of gradients behind it.
+    let mut memory = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.both_packs())));
+    let second = comptime!(u.tile_packs());
     let mut weights = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.rows() * u.weights_line())));
     let mut patch = Shared::<[Quad]>::new_slice(comptime!(PLANES * u.strip()));
     // Of each query of a tile.
@@ -155,11 +159,13 @@ fn units_keys_kernel<F: Numeric, S: Numeric>(
         let down = PLANE_POS as usize * comptime!(u.tile[0]);
         let key = first + down + unit_row(u);
         let column = unit_column(u);
-        stage_rows::<S>(qkv, &mut q, start + c, 3 * c, first, t, rows, u);
-        stage_rows::<S>(qkv, &mut d, start + 2 * c, 3 * c, first, t, rows, u);
+        stage_rows::<S>(qkv, &mut memory, start + c, 3 * c, first, t, rows, u);
         sync_cube();
-        let k_own = own_rows::<F, S>(&q, u);
-        let v_own = own_rows::<F, S>(&d, u);
+        let k_own = own_rows::<F, S>(&memory, u);
+        sync_cube();
+        stage_rows::<S>(qkv, &mut memory, start + 2 * c, 3 * c, first, t, rows, u);
+        sync_cube();
+        let v_own = own_rows::<F, S>(&memory, u);
         let dk = no_sums(u);
         let dv = no_sums(u);
         let from_query = first / others * others;
@@ -171,8 +177,8 @@ fn units_keys_kernel<F: Numeric, S: Numeric>(
         let mut query = from_query;
         while query < t {
             sync_cube();
-            put_rows::<S>(&mut q, &queries, others, u);
-            put_rows::<S>(&mut d, &slopes_of, others, u);
+            put_rows::<S>(&mut memory, &queries, 0usize, others, u);
+            put_rows::<S>(&mut memory, &slopes_of, second, others, u);
             if unit < others {
                 let own = line * t + min(query + unit, t - 1);
                 logs[unit] = lse[own];
@@ -186,7 +192,7 @@ fn units_keys_kernel<F: Numeric, S: Numeric>(
             let mut weight = Array::<f32>::new(comptime!(u.others() / u.sharing()));
             #[unroll]
             for some in 0..comptime!(u.others() / u.columns()) {
-                strip::<F, S>(&k_own, &q, &mut patch, comptime!(some * u.columns()), u);
+                strip::<F, S>(&k_own, &memory, 0usize, &mut patch, comptime!(some * u.columns()), u);
                 #[unroll]
                 for part in 0..comptime!(u.strips) {
                     let from = comptime!(some * u.columns() + part * u.width()) + column;
@@ -205,11 +211,11 @@ fn units_keys_kernel<F: Numeric, S: Numeric>(
                 }
                 sync_plane();
             }
-            gather::<F, S>(&weights, &d, &dv, u);
+            gather::<F, S>(&weights, &memory, second, &dv, u);
             sync_plane();
             #[unroll]
             for some in 0..comptime!(u.others() / u.columns()) {
-                strip::<F, S>(&v_own, &d, &mut patch, comptime!(some * u.columns()), u);
+                strip::<F, S>(&v_own, &memory, second, &mut patch, comptime!(some * u.columns()), u);
                 #[unroll]
                 for part in 0..comptime!(u.strips) {
                     let from = comptime!(some * u.columns() + part * u.width()) + column;
@@ -228,7 +234,7 @@ fn units_keys_kernel<F: Numeric, S: Numeric>(
                 }
                 sync_plane();
             }
-            gather::<F, S>(&weights, &q, &dk, u);
+            gather::<F, S>(&weights, &memory, 0usize, &dk, u);
             query += others;
         }
         let place = start + c + (first + down) * 3 * c;

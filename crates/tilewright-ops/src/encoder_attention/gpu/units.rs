@@ -37,8 +37,9 @@ fn units_kernel<F: Numeric, S: Numeric>(
     let rows = comptime!(u.rows());
     let others = comptime!(u.others());
     let head = comptime!(u.head);
-    let mut k = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.tile_packs())));
-    let mut v = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.tile_packs())));
+    // A tile of keys and one of values behind it.
+    let mut memory = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.both_packs())));
+    let second = comptime!(u.tile_packs());
     let mut weights = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(u.vectors(u.rows() * u.weights_line())));
     let mut patch = Shared::<[Quad]>::new_slice(comptime!(PLANES * u.strip()));
     let mut shared = Shared::<[f32]>::new_slice(comptime!(u.units()));
@@ -53,9 +54,9 @@ fn units_kernel<F: Numeric, S: Numeric>(
         let mine = down + unit_row(u);
         let query = query_of(&tile, mine, tokens, positions, option_ids, rows, given);
         let (from, to) = keys_of(&tile, window, rows, others, given);
-        stage_rows::<S>(q_all, &mut k, h * head, q_width, first, last, rows, u);
+        stage_rows::<S>(q_all, &mut memory, h * head, q_width, first, last, rows, u);
         sync_cube();
-        let own_q = own_rows::<F, S>(&k, u);
+        let own_q = own_rows::<F, S>(&memory, u);
         let base = start * kv_width + key_column + h * head;
         let mut most = f32::new(-1.0e30f32);
         let mut keys = Array::<Pack>::new(comptime!(u.share(u.others())));
@@ -64,13 +65,13 @@ fn units_kernel<F: Numeric, S: Numeric>(
         let mut key = from;
         while key < to {
             sync_cube();
-            put_rows::<S>(&mut k, &keys, others, u);
+            put_rows::<S>(&mut memory, &keys, 0usize, others, u);
             sync_cube();
             // The next tile is on its way meanwhile.
             fetch_rows(kv_all, &mut keys, base, kv_width, key + others, length, others, u);
             #[unroll]
             for some in 0..comptime!(u.others() / u.columns()) {
-                strip::<F, S>(&own_q, &k, &mut patch, comptime!(some * u.columns()), u);
+                strip::<F, S>(&own_q, &memory, 0usize, &mut patch, comptime!(some * u.columns()), u);
                 #[unroll]
                 for part in 0..comptime!(u.strips) {
                     let here = key + comptime!(some * u.columns() + part * u.width()) + column;
@@ -95,14 +96,14 @@ fn units_kernel<F: Numeric, S: Numeric>(
         let mut key = from;
         while key < to {
             sync_cube();
-            put_rows::<S>(&mut k, &keys, others, u);
-            put_rows::<S>(&mut v, &values_of, others, u);
+            put_rows::<S>(&mut memory, &keys, 0usize, others, u);
+            put_rows::<S>(&mut memory, &values_of, second, others, u);
             sync_cube();
             fetch_rows(kv_all, &mut keys, base, kv_width, key + others, length, others, u);
             fetch_rows(kv_all, &mut values_of, base + d_all, kv_width, key + others, length, others, u);
             #[unroll]
             for some in 0..comptime!(u.others() / u.columns()) {
-                strip::<F, S>(&own_q, &k, &mut patch, comptime!(some * u.columns()), u);
+                strip::<F, S>(&own_q, &memory, 0usize, &mut patch, comptime!(some * u.columns()), u);
                 #[unroll]
                 for part in 0..comptime!(u.strips) {
                     let here = key + comptime!(some * u.columns() + part * u.width()) + column;
@@ -120,7 +121,7 @@ fn units_kernel<F: Numeric, S: Numeric>(
                 }
                 sync_plane();
             }
-            gather::<F, S>(&weights, &v, &totals, u);
+            gather::<F, S>(&weights, &memory, second, &totals, u);
             key += others;
         }
         let sum = row_sum(sum, &mut shared, u);

@@ -132,7 +132,7 @@ fn logits<F: Numeric, S: Numeric>(
         let next = min((slice + 1) * bk, last);
         fetch::<i32>(hidden, ones, &mut share_a, row0, next, m, k, k, sa);
         fetch::<i32>(weight, ones, &mut share_b, col0, next, n, k, k, sb);
-        multiply::<F, S>(&*memory, &totals, down, right, s);
+        multiply::<F, S>(&*memory, &totals, down, right, 0usize, s);
         sync_cube();
     }
     totals
@@ -393,27 +393,16 @@ impl Units {
         if way.sources != [Source::Packs; 2] {
             return None;
         }
-        let blocks = way.choose(gpu, head.n, head.vocab)?;
-        Some(Units { way, blocks })
+        let blocks = Blocks { split: 1, ..way.choose(gpu, head.n, head.vocab)? };
+        way.fits(gpu, &blocks).then_some(Units { way, blocks })
     }
 
-    fn shape(&self, d: usize) -> Shape {
+    fn shape(&self, head: &Logits<'_>) -> Shape {
         let Units { way, blocks } = *self;
-        let units = blocks.planes() * way.plane;
-        let slice = |operand: usize| {
-            let [lines, length] = blocks.lines(operand, true);
-            Slice {
-                source: Source::Packs,
-                along: true,
-                tail: !d.is_multiple_of(blocks.group[2]),
-                line: [length / 8, (length + blocks.pad) / 8],
-                share: [lines * length / 8 / units, units],
-                bf16: way.factors == DType::BF16,
-                words: way.words,
-            }
-        };
+        let slice = |operand, rows| Slice::of(&way, &blocks, operand, [rows, head.d]);
         let tile = [way.tile.m, way.tile.n, way.tile.k];
-        Shape { blocks, tile, plane: way.plane, slices: [slice(0), slice(1)], even: true, wide: [false; 2] }
+        let slices = [slice(0, head.n), slice(1, head.vocab)];
+        Shape { blocks, tile, plane: way.plane, slices, even: true, wide: [false; 3] }
     }
 
     fn elems(&self) -> [ElemType; 2] {
@@ -518,7 +507,7 @@ impl Units {
                 d,
                 first,
                 parts,
-                self.shape(d),
+                self.shape(head),
                 self.elems(),
             );
         }
@@ -557,7 +546,7 @@ impl Units {
                         first,
                         head.ignore,
                         dloss,
-                        self.shape(d),
+                        self.shape(head),
                         self.elems(),
                     );
                 }

@@ -39,6 +39,8 @@ pub(crate) struct Slice {
     pub(crate) along: bool,
     /// Elements may lie beyond the end of the sum, and count as zero.
     pub(crate) tail: bool,
+    /// Rows and terms are whole slices of whole packs: nothing lies beyond an end, and what a unit copies is as far apart as the first two.
+    pub(crate) full: bool,
     /// Packs of a line, with and without what stands behind it.
     pub(crate) line: [usize; 2],
     /// Packs that a unit copies, and units of a group.
@@ -58,8 +60,8 @@ pub(crate) struct Shape {
     pub(crate) slices: [Slice; 2],
     /// Rows of the result are whole packs; else its elements are written one by one.
     pub(crate) even: bool,
-    /// Whether `pre` and `out` are f32.
-    pub(crate) wide: [bool; 2],
+    /// Whether `bias`, `pre` and `out` are f32.
+    pub(crate) wide: [bool; 3],
 }
 
 /// What a factor keeps of an f32, in 16 bits.
@@ -151,11 +153,17 @@ pub(crate) fn fetch<A: Numeric>(
 ) {
     let unit = UNIT_POS as usize;
     let even = comptime!(matches!(s.source, Source::Packs | Source::WidePacks));
+    let (first_line, first_at) = line_and_pack(unit, s);
+    let apart = comptime!(s.share[1] / s.line[0]);
     #[unroll]
     for j in 0..comptime!(s.share[0]) {
         let v = j * comptime!(s.share[1]) + unit;
         let (line, at) = line_and_pack(v, s);
-        if comptime![s.along] {
+        if comptime![s.full && s.along] {
+            share[j] = eight::<A>(packs, ones, row0 + first_line + j * apart, ld, first / 8 + first_at, k, s);
+        } else if comptime![s.full] {
+            share[j] = eight::<A>(packs, ones, first + first_line + j * apart, ld, row0 / 8 + first_at, rows, s);
+        } else if comptime![s.along] {
             let (row, q) = (min(row0 + line, rows - 1), first / 8 + at);
             if comptime![even && s.tail] {
                 share[j] = only_if(q * 8 < k, eight::<A>(packs, ones, row, ld, min(q, k / 8 - 1), k, s));
@@ -266,25 +274,26 @@ fn put_eight(packs: &mut [Pack], at: usize, values: &Array<f32>, #[comptime] wid
     }
 }
 
-/// Reads eight numbers from element `at` on, a multiple of eight.
+/// Eight numbers of one pack, or of two where they are f32.
 #[cube]
-fn get_eight(packs: &mut [Pack], at: usize, values: &mut Array<f32>, #[comptime] wide: bool, #[comptime] bf16: bool) {
-    if comptime![wide] {
-        let (low, high) = (packs[at / 4], packs[at / 4 + 1]);
-        #[unroll]
-        for i in 0..4usize {
-            values[i] = f32::reinterpret(low.extract(i));
-            values[i + 4] = f32::reinterpret(high.extract(i));
-        }
-    } else {
-        let pack = packs[at / 8];
-        #[unroll]
-        for i in 0..4usize {
+fn unpack(pack: Pack, next: Pack, values: &mut Array<f32>, #[comptime] wide: bool, #[comptime] bf16: bool) {
+    #[unroll]
+    for i in 0..4usize {
+        if comptime![wide] {
+            values[i] = f32::reinterpret(pack.extract(i));
+            values[i + 4] = f32::reinterpret(next.extract(i));
+        } else {
             let word = pack.extract(i);
             values[i * 2] = long(word & 0xFFFFu32, bf16);
             values[i * 2 + 1] = long(word >> 16u32, bf16);
         }
     }
+}
+
+/// Packs that hold eight numbers, and the second of them behind the first.
+#[cube]
+fn pack_at(at: usize, #[comptime] wide: bool) -> (usize, usize) {
+    if comptime![wide] { (at / 4, at / 4 + 1) } else { (at / 8, at / 8) }
 }
 
 /// A 16-bit number as f32.
@@ -297,28 +306,34 @@ pub(crate) fn long(bits: u32, #[comptime] bf16: bool) -> f32 {
     }
 }
 
-/// [`finish`] for eight sums of a row, 16 bytes at a time.
+/// [`finish`] for eight sums of a row, 16 bytes at a time; `column` and `at` are multiples of eight.
 #[cube]
-fn finish_eight<C: Numeric>(
+fn finish_eight(
     sums: &Array<f32>,
     column: usize,
     at: usize,
-    bias: &[C],
+    bias: &[Pack],
     pre: &mut [Pack],
     out: &mut [Pack],
     #[comptime] e: Epilogue,
-    #[comptime] wide: [bool; 2],
+    #[comptime] wide: [bool; 3],
 ) {
     let mut values = Array::<f32>::new(8usize);
-    #[unroll]
-    for i in 0..8usize {
-        values[i] = sums[i];
-        if comptime![e.bias] {
-            values[i] = sums[i] + widen::<C>(bias[column + i], e.bf16[2]);
+    if comptime![e.bias] {
+        let (pack, next) = pack_at(column, wide[0]);
+        unpack(bias[pack], bias[next], &mut values, wide[0], e.bf16[2]);
+        #[unroll]
+        for i in 0..8usize {
+            values[i] += sums[i];
+        }
+    } else {
+        #[unroll]
+        for i in 0..8usize {
+            values[i] = sums[i];
         }
     }
     if comptime![e.pre_out] {
-        put_eight(pre, at, &values, wide[0], e.bf16[3]);
+        put_eight(pre, at, &values, wide[1], e.bf16[3]);
     }
     let mut beside = Array::<f32>::new(8usize);
     let mut before = Array::<f32>::new(8usize);
@@ -328,16 +343,18 @@ fn finish_eight<C: Numeric>(
         before[i] = 0.0f32;
     }
     if comptime![e.slope || e.add] {
-        get_eight(pre, at, &mut beside, wide[0], e.bf16[3]);
+        let (pack, next) = pack_at(at, wide[1]);
+        unpack(pre[pack], pre[next], &mut beside, wide[1], e.bf16[3]);
     }
     if comptime![e.accumulate] {
-        get_eight(out, at, &mut before, wide[1], e.bf16[4]);
+        let (pack, next) = pack_at(at, wide[2]);
+        unpack(out[pack], out[next], &mut before, wide[2], e.bf16[4]);
     }
     #[unroll]
     for i in 0..8usize {
         values[i] = applied(values[i], beside[i], before[i], e);
     }
-    put_eight(out, at, &values, wide[1], e.bf16[4]);
+    put_eight(out, at, &values, wide[2], e.bf16[4]);
 }
 
 #[cube(launch_unchecked)]
@@ -350,6 +367,7 @@ fn matrix_kernel<F: Numeric, S: Numeric, A: Numeric, B: Numeric, C: Numeric, P: 
     bias: &[C],
     pre: &mut [P],
     out: &mut [O],
+    bias_packs: &[Pack],
     pre_packs: &mut [Pack],
     out_packs: &mut [Pack],
     m: usize,
@@ -377,12 +395,19 @@ fn matrix_kernel<F: Numeric, S: Numeric, A: Numeric, B: Numeric, C: Numeric, P: 
     let packs_a = comptime!(s.packs(0));
     let packs_b = comptime!(s.packs(1));
     let spread = comptime!(if sa.words { 1usize } else { 2usize });
-    let mut memory = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!((packs_a + packs_b) * spread));
-    // Fragments start at multiples of 16 bytes.
-    let mut patch = Shared::<[Quad]>::new_slice(comptime!(s.blocks.planes() * tm * tn / 4));
+    // Sums pass to the epilogue through a strip of each plane: in the slices' memory where that holds words, in one of their own elsewhere.
+    let strip = comptime!(tm * s.blocks.strip_line() / 4);
+    let strips = comptime!(s.blocks.planes() * strip);
+    let own_strips = comptime!(if sa.words { 1 } else { strips });
+    let packs = comptime!(if sa.words { strips.max(packs_a + packs_b) } else { packs_a + packs_b });
+    let mut memory = Shared::<[Vector<S, Const<4>>]>::new_slice(comptime!(packs * spread));
+    let mut patch = Shared::<[Quad]>::new_slice(own_strips);
     let own = PLANE_POS as usize;
     let across = comptime!(bn / wn);
-    let (down, right) = (own / across * wm, own % across * wn);
+    let split = comptime!(s.blocks.split);
+    // Planes that share their part are next to each other.
+    let (place, turn) = (own / split, own % split);
+    let (down, right) = (place / across * wm, place % across * wn);
     // A band of rows of groups after the other, each column by column.
     let (tall, wide) = ((m + bm - 1) / bm, (n + bn - 1) / bn);
     let band = comptime!(s.blocks.band);
@@ -417,59 +442,104 @@ fn matrix_kernel<F: Numeric, S: Numeric, A: Numeric, B: Numeric, C: Numeric, P: 
             let next = min((slice + 1) * bk, last);
             fetch::<A>(a, a_ones, &mut share_a, row0, next, m, k, a_ld, sa);
             fetch::<B>(b, b_ones, &mut share_b, col0, next, n, k, b_ld, sb);
-            multiply::<F, S>(&memory, &totals, down, right, s);
+            multiply::<F, S>(&memory, &totals, down, right, turn, s);
             sync_cube();
         }
         let lane = UNIT_POS_PLANE as usize;
-        let mine = own * comptime!(tm * tn / 4);
-        let runs = comptime!(tm * tn / 8);
+        let mine = own * strip;
+        let line = comptime!(s.blocks.strip_line());
+        // Runs of eight sums of a row.
+        let across = comptime!(wn / 8);
+        let runs = comptime!(tm * across);
         let mut values = Array::<f32>::new(8usize);
         #[unroll]
         for i in 0..fm {
             #[unroll]
             for j in 0..fnn {
                 let total = totals.index(comptime!(i * fnn + j));
-                cmma::store(&mut patch[mine..mine + 1], total, comptime!(tn as u32), cmma::MatrixLayout::RowMajor);
-                sync_plane();
-                #[unroll]
-                for x in 0..comptime!(runs.div_ceil(s.plane)) {
-                    // Eight sums of a row.
-                    let run = x * comptime!(s.plane) + lane;
-                    let row = row0 + down + i * tm + run * 8 / tn;
-                    let column = col0 + right + j * tn + run * 8 % tn;
-                    if run < runs && row < m && column < n {
-                        let (low, high) = (patch[mine + run * 2], patch[mine + run * 2 + 1]);
+                let at = mine + j * tn / 4;
+                if comptime![sa.words] {
+                    cmma::store(&mut memory[at..at + 1], total, comptime!(line as u32), cmma::MatrixLayout::RowMajor);
+                } else {
+                    cmma::store(&mut patch[at..at + 1], total, comptime!(line as u32), cmma::MatrixLayout::RowMajor);
+                }
+            }
+            meet(split);
+            #[unroll]
+            for x in 0..comptime!(runs.div_ceil(s.plane * split)) {
+                let run = (x * split + turn) * comptime!(s.plane) + lane;
+                let row = row0 + down + i * tm + run / across;
+                let column = col0 + right + run % across * 8;
+                if run < runs && row < m && column < n {
+                    let at = run / across * comptime!(line / 4) + run % across * 2;
+                    #[unroll]
+                    for part in 0..split {
+                        // Of each plane that shares the part, in their order.
+                        let theirs = (own - turn + part) * strip + at;
+                        let (low, high) = if comptime![sa.words] {
+                            (floats::<S>(memory[theirs]), floats::<S>(memory[theirs + 1]))
+                        } else {
+                            (patch[theirs], patch[theirs + 1])
+                        };
                         #[unroll]
                         for v in 0..4usize {
-                            values[v] = low.extract(v);
-                            values[v + 4] = high.extract(v);
+                            if comptime![part == 0] {
+                                values[v] = low.extract(v);
+                                values[v + 4] = high.extract(v);
+                            } else {
+                                values[v] += low.extract(v);
+                                values[v + 4] += high.extract(v);
+                            }
                         }
-                        let at = row * ld + column;
-                        if comptime![s.even] {
-                            finish_eight::<C>(&values, column, at, bias, pre_packs, out_packs, e, s.wide);
-                        } else {
-                            #[unroll]
-                            for v in 0..8usize {
-                                if column + v < n {
-                                    finish::<C, P, O>(values[v], column + v, at + v, bias, pre, out, e);
-                                }
+                    }
+                    let at = row * ld + column;
+                    if comptime![s.even] {
+                        finish_eight(&values, column, at, bias_packs, pre_packs, out_packs, e, s.wide);
+                    } else {
+                        #[unroll]
+                        for v in 0..8usize {
+                            if column + v < n {
+                                finish::<C, P, O>(values[v], column + v, at + v, bias, pre, out, e);
                             }
                         }
                     }
                 }
-                sync_plane();
             }
+            meet(split);
         }
     }
 }
 
-/// Adds the product of the slices to a plane's sums.
+/// Waits for the planes that share a part of the product.
+#[cube]
+fn meet(#[comptime] split: usize) {
+    if comptime![split > 1] {
+        sync_cube();
+    } else {
+        sync_plane();
+    }
+}
+
+/// Four words of shared memory as what a fragment stored there.
+#[cube]
+fn floats<S: Numeric>(words: Vector<S, Const<4>>) -> Quad {
+    let words = Pack::cast_from(words);
+    let mut quad = Quad::new(0.0f32);
+    #[unroll]
+    for v in 0..4usize {
+        quad.insert(v, f32::reinterpret(words.extract(v)));
+    }
+    quad
+}
+
+/// Adds the product of the slices to a plane's sums; of planes that share a part, each takes the terms of its turn.
 #[cube]
 pub(crate) fn multiply<F: Numeric, S: Numeric>(
     memory: &Shared<[Vector<S, Const<4>>]>,
     totals: &Sequence<cmma::Matrix<f32>>,
     down: usize,
     right: usize,
+    turn: usize,
     #[comptime] s: Shape,
 ) {
     let sa = comptime!(s.slices[0]);
@@ -482,8 +552,8 @@ pub(crate) fn multiply<F: Numeric, S: Numeric>(
     let layout_a = comptime!(if sa.along { cmma::MatrixLayout::RowMajor } else { cmma::MatrixLayout::ColMajor });
     let layout_b = comptime!(if sb.along { cmma::MatrixLayout::ColMajor } else { cmma::MatrixLayout::RowMajor });
     #[unroll]
-    for step in 0..comptime!(s.blocks.group[2] / s.tile[2]) {
-        let p = step * comptime!(s.tile[2]);
+    for step in 0..comptime!(s.blocks.group[2] / s.tile[2] / s.blocks.split) {
+        let p = (turn * comptime!(s.blocks.group[2] / s.tile[2] / s.blocks.split) + step) * comptime!(s.tile[2]);
         let mut xs = Sequence::<cmma::Matrix<F>>::new();
         #[unroll]
         for i in 0..fm {
@@ -501,6 +571,29 @@ pub(crate) fn multiply<F: Numeric, S: Numeric>(
                 let total = totals.index(comptime!(i * fnn + j));
                 cmma::execute(xs.index(i), &y, total, total);
             }
+        }
+    }
+}
+
+impl Slice {
+    /// An operand's, of a product of `rows` rows and `k` terms.
+    pub(crate) fn of(way: &Way, blocks: &Blocks, operand: usize, [rows, k]: [usize; 2]) -> Self {
+        let (along, source) = (way.along[operand], way.sources[operand]);
+        let units = blocks.planes() * way.plane;
+        let [lines, length] = blocks.lines(operand, along);
+        let tail = !k.is_multiple_of(blocks.group[2]);
+        let packs = length / 8;
+        let whole = rows.is_multiple_of(blocks.group[operand]) && !tail;
+        Slice {
+            source,
+            along,
+            tail,
+            // Lines change places by eights.
+            full: matches!(source, Source::Packs | Source::WidePacks) && whole && units.is_multiple_of(8 * packs),
+            line: [packs, (length + blocks.pad) / 8],
+            share: [lines * packs / units, units],
+            bf16: way.factors == DType::BF16,
+            words: way.words,
         }
     }
 }
@@ -589,7 +682,6 @@ impl Way {
     }
 
     /// Whether these blocks run.
-    #[cfg(test)]
     pub(crate) fn fits(&self, gpu: &Gpu, blocks: &Blocks) -> bool {
         blocks.fits(gpu.capabilities(), &self.tile, self.plane, self.along)
     }
@@ -607,28 +699,15 @@ impl Way {
     ) -> Result<()> {
         let units = blocks.planes() * self.plane;
         let words = self.words;
-        let slice = |operand: usize| {
-            let along = self.along[operand];
-            let [lines, length] = blocks.lines(operand, along);
-            Slice {
-                source: self.sources[operand],
-                along,
-                tail: !k.is_multiple_of(blocks.group[2]),
-                line: [length / 8, (length + blocks.pad) / 8],
-                share: [lines * length / 8 / units, units],
-                bf16: self.factors == DType::BF16,
-                words,
-            }
-        };
         let shape = Shape {
             blocks,
             tile: [self.tile.m, self.tile.n, self.tile.k],
             plane: self.plane,
-            slices: [slice(0), slice(1)],
+            slices: [Slice::of(self, &blocks, 0, [m, k]), Slice::of(self, &blocks, 1, [n, k])],
             even: n.is_multiple_of(8)
                 && ld.is_multiple_of(8)
-                && [3, 4].iter().all(|&i| tensors[i].offset.is_multiple_of(16)),
-            wide: [3, 4].map(|i| tensors[i].dtype() == DType::F32),
+                && [2, 3, 4].iter().all(|&i| tensors[i].offset.is_multiple_of(16)),
+            wide: [2, 3, 4].map(|i| tensors[i].dtype() == DType::F32),
         };
         let [x, y, bias, pre, to] = tensors;
         let one = |operand: usize| match self.sources[operand] {
@@ -653,6 +732,7 @@ impl Way {
                 gpu.arg(op, bias)?,
                 gpu.arg(op, pre)?,
                 gpu.arg(op, to)?,
+                as_packs(gpu, op, bias)?,
                 as_packs(gpu, op, pre)?,
                 as_packs(gpu, op, to)?,
                 m,

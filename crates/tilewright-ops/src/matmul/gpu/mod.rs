@@ -409,7 +409,7 @@ pub(super) fn backward_weight(
 }
 
 /// `dbias (N) (+)= sum over M of dout (M, N)`: blocks of rows first, then the blocks in order.
-pub(super) fn bias_gradient(
+pub(crate) fn bias_gradient(
     device: &Device,
     gpu: &Gpu,
     dout: &Tensor,

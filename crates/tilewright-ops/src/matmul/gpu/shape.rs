@@ -14,16 +14,18 @@ pub(crate) struct Blocks {
     pub(crate) pad: usize,
     /// Rows of groups that are walked together, column by column: what runs at one time shares lines of both factors.
     pub(crate) band: usize,
+    /// Planes that share their part of a product, each with its part of a slice's terms: few rows make few groups, whose time is that of a loop.
+    pub(crate) split: usize,
 }
 
 impl Blocks {
     pub(crate) const fn new(group: [usize; 3], plane: [usize; 2]) -> Self {
-        Blocks { group, plane, pad: 8, band: 8 }
+        Blocks { group, plane, pad: 8, band: 8, split: 1 }
     }
 
     /// Planes of a group.
     pub(crate) fn planes(&self) -> usize {
-        (self.group[0] / self.plane[0]) * (self.group[1] / self.plane[1])
+        (self.group[0] / self.plane[0]) * (self.group[1] / self.plane[1]) * self.split
     }
 
     /// Lines and elements a line of an operand's slice; `rows` are those of the product.
@@ -32,13 +34,18 @@ impl Blocks {
         if along { [rows, depth] } else { [depth, rows] }
     }
 
-    /// Bytes of shared memory: the slices, and a tile of sums for each plane.
+    /// Numbers of a line of the strip that a plane's sums pass through on their way to the epilogue; eight more than its columns, for the banks.
+    pub(crate) fn strip_line(&self) -> usize {
+        self.plane[1] + 8
+    }
+
+    /// Bytes of shared memory: the slices, and a strip of sums for each plane.
     pub(crate) fn shared_bytes(&self, tile: &MatrixTile, along: [bool; 2]) -> usize {
         let slice = |operand: usize| {
             let [lines, length] = self.lines(operand, along[operand]);
             lines * (length + self.pad) * 2
         };
-        slice(0) + slice(1) + self.planes() * tile.m * tile.n * 4
+        slice(0) + slice(1) + self.planes() * tile.m * self.strip_line() * 4
     }
 
     /// Whether a device with this tile and planes of `plane` units runs it.
@@ -46,7 +53,10 @@ impl Blocks {
         let [m, n, k] = self.group;
         let units = self.planes() * plane;
         let parts = [(m, self.plane[0]), (n, self.plane[1]), (self.plane[0], tile.m), (self.plane[1], tile.n)];
-        parts.iter().chain(&[(k, tile.k), (m * k, 8 * units), (n * k, 8 * units)]).all(|(a, b)| a.is_multiple_of(*b))
+        parts
+            .iter()
+            .chain(&[(k, tile.k * self.split), (m * k, 8 * units), (n * k, 8 * units)])
+            .all(|(a, b)| a.is_multiple_of(*b))
             && [m, n, k, self.pad, tile.m, tile.n, tile.k].iter().all(|x| x.is_multiple_of(8))
             && (tile.m * tile.n).is_multiple_of(plane)
             && units <= c.group
@@ -65,13 +75,15 @@ pub(crate) fn tile(c: &Capabilities, factors: DType) -> Option<(MatrixTile, usiz
     c.tiles.iter().filter(fits).max_by_key(|t| (t.m * t.n * t.k, t.m)).map(|t| (*t, most))
 }
 
-/// From the largest to the smallest, for a tile and a plane.
+/// From the largest to the smallest, for a tile and a plane; the last are for few rows.
 pub(crate) fn table(tile: &MatrixTile, plane: usize) -> Vec<Blocks> {
     if [tile.m, tile.n, tile.k] == [16; 3] && plane == 32 {
         return vec![
             Blocks::new([128, 128, 32], [64, 64]),
+            Blocks::new([128, 96, 32], [64, 48]),
+            Blocks::new([96, 96, 32], [48, 48]),
             Blocks::new([64, 64, 64], [32, 32]),
-            Blocks::new([16, 64, 128], [16, 16]),
+            Blocks { split: 4, ..Blocks::new([32, 32, 128], [16, 32]) },
         ];
     }
     // 32 sums a unit at most where a plane has 32 units and a tile 8 x 8.
@@ -83,11 +95,14 @@ pub(crate) fn table(tile: &MatrixTile, plane: usize) -> Vec<Blocks> {
     ]
 }
 
-/// Groups below which smaller ones are taken: what a large GPU runs at one time.
-const ENOUGH: usize = 256;
-
-/// Rows up to which blocks much lower than they are wide are taken: with more, each of their few rows reads all lines of the other factor again.
+/// Rows up to which the blocks for few rows are taken: with more, each of them reads all lines of the other factor again.
 const FEW_ROWS: usize = 128;
+
+/// Groups that a large GPU runs at one time, two on each of its multiprocessors.
+const SLOTS: usize = 264;
+
+/// What a multiprocessor takes for one group alone, of what it takes for two at one time: an H200 makes 160 TFLOP/s with one and 251 with two.
+const ALONE: f64 = 0.78;
 
 /// The blocks for a product, if any of the table's fit.
 pub(crate) fn choose(
@@ -98,10 +113,18 @@ pub(crate) fn choose(
     [m, n]: [usize; 2],
 ) -> Option<Blocks> {
     let all: Vec<_> = table(tile, plane).into_iter().filter(|b| b.fits(c, tile, plane, along)).collect();
-    let groups = |b: &Blocks| m.div_ceil(b.group[0]) * n.div_ceil(b.group[1]);
-    let meant = |b: &&Blocks| m <= FEW_ROWS || 4 * b.group[0] > b.group[1];
-    let chosen = all.iter().filter(meant).find(|b| groups(b) >= ENOUGH);
-    chosen.or(all.iter().rfind(meant)).or(all.last()).copied()
+    let few = *all.last()?;
+    // Rounds of groups, and the area of each: what a fragment brings from shared memory serves fewer products in a smaller plane.
+    let cost = |b: &&Blocks| {
+        let groups = m.div_ceil(b.group[0]) * n.div_ceil(b.group[1]);
+        let rounds = if groups <= SLOTS / 2 { ALONE } else { groups.div_ceil(SLOTS) as f64 };
+        let area = (b.group[0] * b.group[1]) as f64;
+        let [rows, columns] = b.plane.map(|edge| edge as f64);
+        rounds * area * (1.0 + 32.0 * (rows + columns) / (rows * columns))
+    };
+    let best = all[..all.len() - 1].iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or(&few);
+    let groups = m.div_ceil(best.group[0]) * n.div_ceil(best.group[1]);
+    Some(if m <= FEW_ROWS && groups < SLOTS { few } else { *best })
 }
 
 #[cfg(test)]
@@ -159,8 +182,10 @@ mod tests {
         let size = |m, n| choose(&c, &tile, 32, [true, true], [m, n]).unwrap().group;
         assert_eq!(size(8192, 8192), [128, 128, 32]);
         assert_eq!(size(4096, 3072), [128, 128, 32]);
-        assert_eq!(size(4096, 768), [64, 64, 64]);
-        assert_eq!(size(64, 1024), [16, 64, 128]);
+        assert_eq!(size(4096, 768), [128, 96, 32]);
+        assert_eq!(size(3072, 768), [96, 96, 32]);
+        assert_eq!(size(768, 768), [64, 64, 64]);
+        assert_eq!(size(64, 1024), [32, 32, 128]);
     }
 
     #[test]
@@ -171,7 +196,7 @@ mod tests {
         assert_eq!(size(1024, 768), [64, 64, 64]);
         assert_eq!(size(256, 768), [64, 64, 64]);
         assert_eq!(size(129, 64), [64, 64, 64]);
-        assert_eq!(size(128, 1024), [16, 64, 128]);
+        assert_eq!(size(128, 1024), [32, 32, 128]);
     }
 
     #[test]
