@@ -258,7 +258,7 @@ pub(crate) fn packed(values: &Array<f32>, #[comptime] bf16: bool) -> Pack {
 
 /// Writes eight numbers from element `at` on, a multiple of eight.
 #[cube]
-fn put_eight(packs: &mut [Pack], at: usize, values: &Array<f32>, #[comptime] wide: bool, #[comptime] bf16: bool) {
+pub(crate) fn put_eight(packs: &mut [Pack], at: usize, values: &Array<f32>, #[comptime] wide: bool, #[comptime] bf16: bool) {
     if comptime![wide] {
         let mut low = Pack::new(0u32);
         let mut high = Pack::new(0u32);
@@ -276,7 +276,7 @@ fn put_eight(packs: &mut [Pack], at: usize, values: &Array<f32>, #[comptime] wid
 
 /// Eight numbers of one pack, or of two where they are f32.
 #[cube]
-fn unpack(pack: Pack, next: Pack, values: &mut Array<f32>, #[comptime] wide: bool, #[comptime] bf16: bool) {
+pub(crate) fn unpack(pack: Pack, next: Pack, values: &mut Array<f32>, #[comptime] wide: bool, #[comptime] bf16: bool) {
     #[unroll]
     for i in 0..4usize {
         if comptime![wide] {
@@ -292,7 +292,7 @@ fn unpack(pack: Pack, next: Pack, values: &mut Array<f32>, #[comptime] wide: boo
 
 /// Packs that hold eight numbers, and the second of them behind the first.
 #[cube]
-fn pack_at(at: usize, #[comptime] wide: bool) -> (usize, usize) {
+pub(crate) fn pack_at(at: usize, #[comptime] wide: bool) -> (usize, usize) {
     if comptime![wide] { (at / 4, at / 4 + 1) } else { (at / 8, at / 8) }
 }
 
