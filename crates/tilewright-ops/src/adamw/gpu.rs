@@ -1,8 +1,10 @@
-//! AdamW through Vulkan and Metal: one pass, bound by memory.
+//! AdamW through Vulkan and Metal: one pass, bound by memory; eight elements a unit at a time where tensors are whole packs of 16 bytes.
 
 use tilewright_core::Result;
 
 use super::{Clip, Round, Rounding, Step, Update};
+use crate::DType;
+use crate::matmul::gpu::matrix::{Pack, as_packs, pack_at, put_eight, unpack};
 use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::prelude::*;
 
@@ -21,7 +23,18 @@ fn noise(position: u32, seed: u32) -> u32 {
     bits ^ (bits >> 17u32)
 }
 
-/// A parameter rounded to its storage; `index` is that of the element in its layer. The noise is that of blocks of 512 elements.
+/// A number rounded to bf16 by the noise of its place; `index` is that of the element in its layer. The noise is that of blocks of 512 elements.
+#[cube]
+fn stochastic_bf16(x: f32, index: usize, layer: usize, seed: u32) -> u32 {
+    let bits = u32::reinterpret(x);
+    let y = u32::cast_from(index / 512 * 512 + layer);
+    let low = noise(u32::cast_from(index % 512) + y * 198_491_317u32, seed) & 0xFFFFu32;
+    let up = (bits >> 16u32) + select((bits & 0xFFFFu32) > low, 1u32, 0u32);
+    let quiet = (bits >> 16u32) | 0x40u32;
+    select((bits & 0x7FFF_FFFFu32) > 0x7F80_0000u32, quiet, up)
+}
+
+/// A parameter rounded to its storage.
 #[cube]
 fn rounded<E: Numeric>(
     x: f32,
@@ -32,12 +45,7 @@ fn rounded<E: Numeric>(
     #[comptime] bf16: bool,
 ) -> E {
     if comptime![stochastic && bf16] {
-        let bits = u32::reinterpret(x);
-        let y = u32::cast_from(index / 512 * 512 + layer);
-        let low = noise(u32::cast_from(index % 512) + y * 198_491_317u32, seed) & 0xFFFFu32;
-        let up = (bits >> 16u32) + select((bits & 0xFFFFu32) > low, 1u32, 0u32);
-        let quiet = (bits >> 16u32) | 0x40u32;
-        E::cast_from(select((bits & 0x7FFF_FFFFu32) > 0x7F80_0000u32, quiet, up))
+        E::cast_from(stochastic_bf16(x, index, layer, seed))
     } else {
         narrow::<E>(x, bf16)
     }
@@ -120,6 +128,98 @@ fn update_kernel<E: Numeric, G: Numeric>(
     }
 }
 
+/// Eight numbers whose first is element `at`, a multiple of eight.
+#[cube]
+fn eight(packs: &mut [Pack], at: usize, values: &mut Array<f32>, #[comptime] wide: bool, #[comptime] bf16: bool) {
+    let (pack, next) = pack_at(at, wide);
+    unpack(packs[pack], packs[next], values, wide, bf16);
+}
+
+// [`update_kernel`] by packs; a layer's length is a multiple of eight.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+fn update_eights_kernel(
+    param: &mut [Pack],
+    master: &mut [Pack],
+    grad: &mut [Pack],
+    m: &mut [Pack],
+    v: &mut [Pack],
+    norm: &[f32],
+    max_norm: f32,
+    grad_scale: f32,
+    lr: f32,
+    beta1: f32,
+    beta2: f32,
+    correction1: f32,
+    correction2: f32,
+    eps: f32,
+    weight_decay: f32,
+    seed: u32,
+    first: usize,
+    end: usize,
+    layer_len: usize,
+    #[comptime] has_master: bool,
+    #[comptime] clips: bool,
+    #[comptime] stochastic: bool,
+    #[comptime] zero_grad: bool,
+    #[comptime] wide: [bool; 2],
+    #[comptime] bf16: [bool; 2],
+) {
+    let mut scale = grad_scale;
+    if comptime![clips] {
+        scale = grad_scale * select(norm[0] > max_norm, quotient(max_norm, norm[0]), 1.0f32);
+    }
+    let step = CUBE_COUNT * CUBE_DIM as usize * 8;
+    let mut at = first + ABSOLUTE_POS * 8;
+    while at < end {
+        let mut gs = Array::<f32>::new(8usize);
+        let mut ms = Array::<f32>::new(8usize);
+        let mut vs = Array::<f32>::new(8usize);
+        let mut ps = Array::<f32>::new(8usize);
+        eight(grad, at, &mut gs, wide[1], bf16[1]);
+        eight(m, at, &mut ms, true, false);
+        eight(v, at, &mut vs, true, false);
+        if comptime![has_master] {
+            eight(master, at, &mut ps, true, false);
+        } else {
+            eight(param, at, &mut ps, wide[0], bf16[0]);
+        }
+        #[unroll]
+        for i in 0..8usize {
+            let g = gs[i] * scale;
+            let m1 = lerp(g, ms[i], beta1);
+            let v1 = lerp(g * g, vs[i], beta2);
+            ms[i] = m1;
+            vs[i] = v1;
+            let ratio = quotient(quotient(m1, correction1), root(quotient(v1, correction2)) + eps);
+            ps[i] = ps[i] - lr * (ratio + weight_decay * ps[i]);
+            gs[i] = 0.0f32;
+        }
+        put_eight(m, at, &ms, true, false);
+        put_eight(v, at, &vs, true, false);
+        if comptime![has_master] {
+            put_eight(master, at, &ps, true, false);
+        }
+        if comptime![stochastic && bf16[0]] {
+            let (index, layer) = (at % layer_len, at / layer_len);
+            let mut pack = Pack::new(0u32);
+            #[unroll]
+            for i in 0..4usize {
+                let low = stochastic_bf16(ps[i * 2], index + i * 2, layer, seed);
+                let high = stochastic_bf16(ps[i * 2 + 1], index + i * 2 + 1, layer, seed);
+                pack.insert(i, low | (high << 16u32));
+            }
+            param[at / 8] = pack;
+        } else {
+            put_eight(param, at, &ps, wide[0], bf16[0]);
+        }
+        if comptime![zero_grad] {
+            put_eight(grad, at, &gs, wide[1], bf16[1]);
+        }
+        at += step;
+    }
+}
+
 #[cube(launch_unchecked)]
 fn round_kernel<E: Numeric>(
     master: &[f32],
@@ -161,8 +261,49 @@ pub(super) fn update(gpu: &Gpu, args: &Update<'_>) -> Result<()> {
     let (stochastic, seed) = seed(args.rounding);
     let arg = |t| gpu.arg(OP, t);
     let bytes = 2 * (param.dtype().size() + grad.dtype().size() + 8 + master.map_or(0, |_| 4));
+    let written = [param, master.unwrap_or(m), grad, m, v];
+    let even = gpu.capabilities().bf16
+        && (n / layers).is_multiple_of(8)
+        && written.iter().all(|t| t.offset.is_multiple_of(16));
     gpu.by_elements(n, bytes, |first, end| {
-        // SAFETY: all tensors have `n` elements but the norm, which has one.
+        if even {
+            let packs = |t| as_packs(gpu, OP, t);
+            // SAFETY: all tensors have `n` elements, whole packs of eight as each layer is, but the norm, which has one.
+            unsafe {
+                update_eights_kernel::launch_unchecked(
+                    gpu.client(),
+                    gpu.spread((end - first) / 8),
+                    CubeDim::new_1d(UNITS),
+                    packs(param)?,
+                    packs(written[1])?,
+                    packs(grad)?,
+                    packs(m)?,
+                    packs(v)?,
+                    arg(norm)?,
+                    max_norm,
+                    step.grad_scale,
+                    step.lr,
+                    step.beta1,
+                    step.beta2,
+                    step.correction1,
+                    step.correction2,
+                    step.eps,
+                    step.weight_decay,
+                    seed,
+                    first,
+                    end,
+                    n / layers,
+                    master.is_some(),
+                    args.clip.is_some(),
+                    stochastic,
+                    zero_grad,
+                    [param, grad].map(|t| t.dtype() == DType::F32),
+                    [own.bf16, gradient.bf16],
+                );
+            }
+            return gpu.launched(OP, &[param, m, v]);
+        }
+        // SAFETY: as above.
         unsafe {
             update_kernel::launch_unchecked(
                 gpu.client(),
