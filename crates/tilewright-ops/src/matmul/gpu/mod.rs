@@ -234,6 +234,59 @@ fn columns_kernel<E: Numeric>(
     }
 }
 
+// The same by packs of eight columns: 32 packs, and of each eight units that take every eighth row and meet in shared memory.
+#[cube(launch_unchecked)]
+fn eights_kernel(
+    x: &[matrix::Pack],
+    partials: &mut [f32],
+    m: usize,
+    n: usize,
+    rows: usize,
+    blocks: usize,
+    #[comptime] wide: bool,
+    #[comptime] bf16: bool,
+) {
+    let mut shared = Shared::<[f32]>::new_slice(2048usize);
+    let tiles = (n + 255) / 256;
+    let (block, first) = (CUBE_POS / tiles, CUBE_POS % tiles * 256);
+    let unit = UNIT_POS as usize;
+    if block < blocks {
+        let mut sums = Array::<f32>::new(8usize);
+        #[unroll]
+        for i in 0..8usize {
+            sums[i] = 0.0f32;
+        }
+        let column = first + unit % 32 * 8;
+        if column < n {
+            let mut row = block * rows + unit / 32;
+            let end = min(block * rows + rows, m);
+            while row < end {
+                let mut values = Array::<f32>::new(8usize);
+                let (pack, next) = matrix::pack_at(row * n + column, wide);
+                matrix::unpack(x[pack], x[next], &mut values, wide, bf16);
+                #[unroll]
+                for i in 0..8usize {
+                    sums[i] += values[i];
+                }
+                row += 8;
+            }
+        }
+        #[unroll]
+        for i in 0..8usize {
+            shared[unit / 32 * 256 + unit % 32 * 8 + i] = sums[i];
+        }
+        sync_cube();
+        if first + unit < n {
+            let mut sum = 0.0f32;
+            #[unroll]
+            for i in 0..8usize {
+                sum += shared[i * 256 + unit];
+            }
+            partials[block * n + first + unit] = sum;
+        }
+    }
+}
+
 #[cube(launch_unchecked)]
 fn blocks_kernel<E: Numeric>(
     partials: &[f32],
@@ -434,20 +487,16 @@ pub(crate) fn bias_gradient(
     unsafe {
         if blocks > 0 {
             let grid = gpu.grid(blocks * n.div_ceil(256));
-            let (x, sums) = (arg(dout)?, arg(&partials)?);
-            columns_kernel::launch_unchecked(
-                gpu.client(),
-                grid,
-                units,
-                x,
-                sums,
-                m,
-                n,
-                rows,
-                blocks,
-                from.bf16,
-                from.elem,
-            );
+            let (client, sums) = (gpu.client(), arg(&partials)?);
+            if n.is_multiple_of(8) && dout.offset.is_multiple_of(16) && gpu.capabilities().bf16 {
+                let (x, wide) = (matrix::as_packs(gpu, OP, dout)?, dout.dtype() == DType::F32);
+                eights_kernel::launch_unchecked(client, grid, units, x, sums, m, n, rows, blocks, wide, from.bf16);
+            } else {
+                let x = arg(dout)?;
+                columns_kernel::launch_unchecked(
+                    client, grid, units, x, sums, m, n, rows, blocks, from.bf16, from.elem,
+                );
+            }
             gpu.launched(OP, &[&partials])?;
         }
         let (grid, sums, out) = (gpu.grid(n.div_ceil(UNITS as usize)), arg(&partials)?, arg(dbias)?);
