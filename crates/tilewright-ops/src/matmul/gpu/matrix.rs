@@ -258,7 +258,13 @@ pub(crate) fn packed(values: &Array<f32>, #[comptime] bf16: bool) -> Pack {
 
 /// Writes eight numbers from element `at` on, a multiple of eight.
 #[cube]
-pub(crate) fn put_eight(packs: &mut [Pack], at: usize, values: &Array<f32>, #[comptime] wide: bool, #[comptime] bf16: bool) {
+pub(crate) fn put_eight(
+    packs: &mut [Pack],
+    at: usize,
+    values: &Array<f32>,
+    #[comptime] wide: bool,
+    #[comptime] bf16: bool,
+) {
     if comptime![wide] {
         let mut low = Pack::new(0u32);
         let mut high = Pack::new(0u32);

@@ -111,13 +111,15 @@ mod tests {
             let rope = crate::rope::Forward { x: &t(&[3, 8]), heads: 2, positions: &ids(&[3]), table: &f(&[4, 4]) };
             crate::rope::forward(&device, &rope).unwrap();
             embedding(&device, dtype);
-            layernorm(&device, dtype);
+            layernorm(&device, dtype, 8);
+            layernorm(&device, dtype, 5);
             products(&device, dtype);
             attention(&device, dtype);
             let tensors = [t(&[8])];
             crate::global_norm::forward(&device, &crate::global_norm::Forward { tensors: &tensors, out: &f(&[1]) })
                 .unwrap();
-            adamw(&device, dtype);
+            adamw(&device, dtype, 8);
+            adamw(&device, dtype, 5);
             head(&device, dtype);
             encoder(&device, dtype);
         }
@@ -151,10 +153,11 @@ mod tests {
         }
     }
 
-    fn layernorm(device: &Device, dtype: DType) {
+    /// Rows of whole packs, and others.
+    fn layernorm(device: &Device, dtype: DType, c: usize) {
         use crate::layernorm::*;
         let t = |shape: &[usize]| zeros(device, dtype, shape);
-        let (x, weight, bias, out, branch, sum) = (t(&[3, 8]), t(&[8]), t(&[8]), t(&[3, 8]), t(&[3, 8]), t(&[3, 8]));
+        let (x, weight, bias, out, branch, sum) = (t(&[3, c]), t(&[c]), t(&[c]), t(&[3, c]), t(&[3, c]), t(&[3, c]));
         let (mean, rstd) = (zeros(device, DType::F32, &[3]), zeros(device, DType::F32, &[3]));
         for bias in [None, Some(&bias)] {
             for residual in [false, true] {
@@ -166,7 +169,7 @@ mod tests {
             recompute(device, &Recompute { sum: &sum, weight: &weight, bias, mean: &mean, rstd: &rstd, out: &out })
                 .unwrap();
         }
-        let workspace = zeros(device, DType::U8, &[backward_workspace_bytes(device, 3, 8)]);
+        let workspace = zeros(device, DType::U8, &[backward_workspace_bytes(device, 3, c)]);
         for accumulate in [false, true] {
             let args = Backward {
                 dout: &out,
@@ -176,7 +179,7 @@ mod tests {
                 rstd: &rstd,
                 dx: &x,
                 accumulate_dx: accumulate,
-                dweight: &t(&[8]),
+                dweight: &t(&[c]),
                 dbias: Some(&bias),
                 accumulate_params: accumulate,
                 dx_sums: None,
@@ -211,6 +214,8 @@ mod tests {
                 .unwrap();
             }
             let args = BackwardWeight { dout: &out, x: &x, dweight: &weight, dbias: Some(&bias), accumulate };
+            backward_weight(device, &args).unwrap();
+            let args = BackwardWeight { dout: &x, x: &out, dweight: &t(&[8, 5]), dbias: Some(&t(&[8])), accumulate };
             backward_weight(device, &args).unwrap();
         }
         use crate::linear::{self, Activation, Layout, Weight};
@@ -297,17 +302,17 @@ mod tests {
         }
     }
 
-    fn adamw(device: &Device, dtype: DType) {
+    fn adamw(device: &Device, dtype: DType, n: usize) {
         use crate::adamw::*;
         let f = |shape: &[usize]| zeros(device, DType::F32, shape);
-        let (param, master, norm) = (zeros(device, dtype, &[8]), f(&[8]), f(&[1]));
+        let (param, master, norm) = (zeros(device, dtype, &[n]), f(&[n]), f(&[1]));
         for master in [None, Some(&master)] {
             let args = Update {
                 param: &param,
                 master,
-                grad: &zeros(device, dtype, &[8]),
-                m: &f(&[8]),
-                v: &f(&[8]),
+                grad: &zeros(device, dtype, &[n]),
+                m: &f(&[n]),
+                v: &f(&[n]),
                 lr: 1e-3,
                 beta1: 0.9,
                 beta2: 0.95,

@@ -16,7 +16,7 @@ use crate::{DType, Device, Tensor};
 const TIME: Duration = Duration::from_secs(100);
 
 /// Work before the first variant of a product is timed: a GPU that idled while kernels compiled takes more than a second to its clock.
-const WAKE: Duration = Duration::from_millis(1200);
+const WAKE: Duration = Duration::from_millis(1500);
 
 /// Work before a variant is timed.
 const WARM: Duration = Duration::from_millis(40);
