@@ -73,6 +73,38 @@ fn root(x: f32) -> f32 {
     select(r > 0.0f32, r + 0.5f32 * fma(-r, r, x) / r, r)
 }
 
+/// Both moments and the parameter behind a step; `g` is scaled already.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn moved(
+    g: f32,
+    m: f32,
+    v: f32,
+    before: f32,
+    lr: f32,
+    beta1: f32,
+    beta2: f32,
+    correction1: f32,
+    correction2: f32,
+    eps: f32,
+    weight_decay: f32,
+) -> (f32, f32, f32) {
+    let m1 = lerp(g, m, beta1);
+    let v1 = lerp(g * g, v, beta2);
+    let ratio = quotient(quotient(m1, correction1), root(quotient(v1, correction2)) + eps);
+    (m1, v1, before - lr * (ratio + weight_decay * before))
+}
+
+/// What gradients are multiplied by.
+#[cube]
+fn gradient_scale(norm: &[f32], max_norm: f32, grad_scale: f32, #[comptime] clips: bool) -> f32 {
+    if comptime![clips] {
+        grad_scale * select(norm[0] > max_norm, quotient(max_norm, norm[0]), 1.0f32)
+    } else {
+        grad_scale
+    }
+}
+
 #[cube(launch_unchecked)]
 fn update_kernel<E: Numeric, G: Numeric>(
     param: &mut [E],
@@ -102,21 +134,15 @@ fn update_kernel<E: Numeric, G: Numeric>(
     #[comptime] grad_bf16: bool,
     #[define(E, G)] _elems: [ElemType; 2],
 ) {
-    let mut scale = grad_scale;
-    if comptime![clips] {
-        scale = grad_scale * select(norm[0] > max_norm, quotient(max_norm, norm[0]), 1.0f32);
-    }
+    let scale = gradient_scale(norm, max_norm, grad_scale, clips);
     let step = CUBE_COUNT * CUBE_DIM as usize;
     let mut i = first + ABSOLUTE_POS;
     while i < end {
         let g = widen::<G>(grad[i], grad_bf16) * scale;
-        let m1 = lerp(g, m[i], beta1);
-        let v1 = lerp(g * g, v[i], beta2);
+        let before = if comptime![has_master] { master[i] } else { widen::<E>(param[i], bf16) };
+        let (m1, v1, p) = moved(g, m[i], v[i], before, lr, beta1, beta2, correction1, correction2, eps, weight_decay);
         m[i] = m1;
         v[i] = v1;
-        let before = if comptime![has_master] { master[i] } else { widen::<E>(param[i], bf16) };
-        let ratio = quotient(quotient(m1, correction1), root(quotient(v1, correction2)) + eps);
-        let p = before - lr * (ratio + weight_decay * before);
         if comptime![has_master] {
             master[i] = p;
         }
@@ -165,10 +191,7 @@ fn update_eights_kernel(
     #[comptime] wide: [bool; 2],
     #[comptime] bf16: [bool; 2],
 ) {
-    let mut scale = grad_scale;
-    if comptime![clips] {
-        scale = grad_scale * select(norm[0] > max_norm, quotient(max_norm, norm[0]), 1.0f32);
-    }
+    let scale = gradient_scale(norm, max_norm, grad_scale, clips);
     let step = CUBE_COUNT * CUBE_DIM as usize * 8;
     let mut at = first + ABSOLUTE_POS * 8;
     while at < end {
@@ -187,12 +210,11 @@ fn update_eights_kernel(
         #[unroll]
         for i in 0..8usize {
             let g = gs[i] * scale;
-            let m1 = lerp(g, ms[i], beta1);
-            let v1 = lerp(g * g, vs[i], beta2);
+            let (m1, v1, p) =
+                moved(g, ms[i], vs[i], ps[i], lr, beta1, beta2, correction1, correction2, eps, weight_decay);
             ms[i] = m1;
             vs[i] = v1;
-            let ratio = quotient(quotient(m1, correction1), root(quotient(v1, correction2)) + eps);
-            ps[i] = ps[i] - lr * (ratio + weight_decay * ps[i]);
+            ps[i] = p;
             gs[i] = 0.0f32;
         }
         put_eight(m, at, &ms, true, false);
