@@ -1,10 +1,17 @@
 //! Copies between host and device that nobody waits for longer than needed: on a GPU they go through page-locked memory, in stream order.
 
+#[cfg(feature = "gpu")]
+use std::cell::RefCell;
+
 use tilewright_core::Result;
 
 use crate::Tensor;
 #[cfg(feature = "cuda")]
 use crate::runtime::cuda::pinned::Pinned;
+#[cfg(feature = "gpu")]
+use crate::runtime::gpu::memory::Reading;
+#[cfg(feature = "gpu")]
+use crate::tensor::Storage;
 
 /// Sends i32 values to one tensor again and again, such as the tokens of each batch.
 pub struct Upload {
@@ -48,6 +55,8 @@ pub struct Download {
     tensor: Tensor,
     #[cfg(feature = "cuda")]
     pinned: Option<Pinned>,
+    #[cfg(feature = "gpu")]
+    reading: RefCell<Option<Reading>>,
 }
 
 impl Download {
@@ -56,6 +65,8 @@ impl Download {
         Ok(Download {
             #[cfg(feature = "cuda")]
             pinned: Pinned::beside(tensor)?,
+            #[cfg(feature = "gpu")]
+            reading: RefCell::default(),
             tensor: tensor.clone(),
         })
     }
@@ -66,7 +77,27 @@ impl Download {
         if let Some(pinned) = &self.pinned {
             return pinned.start(self.tensor.cuda_address(), self.tensor.bytes());
         }
+        self.start_reading(&self.tensor)
+    }
+
+    /// On a GPU through Vulkan or Metal.
+    fn start_reading(&self, what: &Tensor) -> Result<()> {
+        #[cfg(feature = "gpu")]
+        if let Storage::Gpu(buffer) = &what.storage {
+            let on_its_way = |_| buffer.start_download(what.offset, what.bytes());
+            *self.reading.borrow_mut() = (what.numel() > 0).then_some(()).map(on_its_way).transpose()?;
+        }
+        let _ = what;
         Ok(())
+    }
+
+    /// Waits for what [`Download::start_reading`] started, if it was as much; else the tensor is read as it is now.
+    fn finish_reading(&self, what: &Tensor, out: &mut [f32]) -> Result<()> {
+        #[cfg(feature = "gpu")]
+        if let Some(reading) = self.reading.take().filter(|r| r.bytes() == size_of_val(out)) {
+            return reading.finish(out);
+        }
+        what.read_f32_into(out)
     }
 
     /// The same for the tensor's first `n` elements alone, which [`Download::finish_front`] waits for.
@@ -76,8 +107,7 @@ impl Download {
         if let Some(pinned) = self.pinned.as_ref().filter(|_| n > 0) {
             return pinned.start(front.cuda_address(), front.bytes());
         }
-        let _ = front;
-        Ok(())
+        self.start_reading(&front)
     }
 
     /// Waits for as many elements as were started last.
@@ -87,7 +117,7 @@ impl Download {
         if let Some(pinned) = self.pinned.as_ref().filter(|_| !out.is_empty()) {
             return pinned.finish(out);
         }
-        front.read_f32_into(out)
+        self.finish_reading(&front, out)
     }
 
     /// Waits for the copy started last, not for what was launched behind it.
@@ -96,7 +126,7 @@ impl Download {
         if let Some(pinned) = self.pinned.as_ref().filter(|_| out.len() == self.tensor.numel()) {
             return pinned.finish(out);
         }
-        self.tensor.read_f32_into(out)
+        self.finish_reading(&self.tensor, out)
     }
 }
 
@@ -123,6 +153,26 @@ mod tests {
                 assert_eq!(got, [round as f32, -1.0, 0.5], "{}", device.name());
             }
             assert!(upload.send(&[1]).is_err() && download.finish(&mut [0.0]).is_err());
+        }
+    }
+
+    #[test]
+    fn what_follows_a_start_does_not_change_what_comes_back() {
+        for device in devices().into_iter().filter(|d| d.is_gpu()) {
+            let values = Tensor::zeros(&device, DType::F32, &[1000]).unwrap();
+            let download = Download::new(&values).unwrap();
+            let mut got = vec![f32::NAN; 1000];
+            values.write_f32(&[1.5; 1000]).unwrap();
+            download.start().unwrap();
+            values.zero();
+            download.finish(&mut got).unwrap();
+            assert!(got.iter().all(|&x| x == 1.5), "{}", device.name());
+            // One that nobody waited for is forgotten.
+            download.start().unwrap();
+            values.write_f32(&[2.5; 1000]).unwrap();
+            download.start().unwrap();
+            download.finish(&mut got).unwrap();
+            assert!(got.iter().all(|&x| x == 2.5), "{}", device.name());
         }
     }
 

@@ -375,7 +375,14 @@ impl<'a> Trainer<'a> {
         }
         let loss = (sum / tokens as f64) as f32;
         let loss_z = self.losses.update(f64::from(loss));
-        let norm = self.model.grad_norm()?;
+        self.model.start_grad_norm()?;
+        let lr = self.schedule.rate(step);
+        // Where nothing that the norm says can stop the update, the device has it before the host has the norm.
+        let early = loss.is_finite() && config.skip_loss_z <= 0.0 && config.skip_grad_z <= 0.0;
+        if early {
+            self.update(step, lr)?;
+        }
+        let norm = self.model.finish_grad_norm()?;
         let norm_z = self.norms.update(f64::from(norm));
         if !loss.is_finite() || !norm.is_finite() {
             return Err(Error::config(
@@ -383,25 +390,10 @@ impl<'a> Trainer<'a> {
                 "resume from an earlier checkpoint, or start again, with a lower --lr or more --warmup",
             ));
         }
-        let lr = self.schedule.rate(step);
         let skipped = OutlierDetector::is_outlier(loss_z, config.skip_loss_z)
             || OutlierDetector::is_outlier(norm_z, config.skip_grad_z);
-        if !skipped {
-            let stochastic = self.model.options().dtype == DType::BF16;
-            self.rounding_last_update = self.rounding.state();
-            let stochastic_seeds = stochastic.then(|| std::array::from_fn(|_| self.rounding.random_u32()));
-            self.model.update(&AdamW {
-                lr,
-                beta1: config.beta1,
-                beta2: config.beta2,
-                eps: config.eps,
-                weight_decay: config.weight_decay,
-                decay_all: false,
-                step: step as u64 + 1,
-                grad_scale: 1.0,
-                max_norm: (config.clip > 0.0).then_some(config.clip),
-                stochastic_seeds,
-            })?;
+        if !early && !skipped {
+            self.update(step, lr)?;
         }
         self.check_memory(step)?;
         let seconds = start.elapsed().as_secs_f64();
@@ -430,6 +422,26 @@ impl<'a> Trainer<'a> {
         }
         self.observer.step(&report);
         Ok(())
+    }
+
+    /// The optimiser's part of an update.
+    fn update(&mut self, step: usize, lr: f32) -> Result<()> {
+        let config = self.config;
+        let stochastic = self.model.options().dtype == DType::BF16;
+        self.rounding_last_update = self.rounding.state();
+        let stochastic_seeds = stochastic.then(|| std::array::from_fn(|_| self.rounding.random_u32()));
+        self.model.update(&AdamW {
+            lr,
+            beta1: config.beta1,
+            beta2: config.beta2,
+            eps: config.eps,
+            weight_decay: config.weight_decay,
+            decay_all: false,
+            step: step as u64 + 1,
+            grad_scale: 1.0,
+            max_norm: (config.clip > 0.0).then_some(config.clip),
+            stochastic_seeds,
+        })
     }
 
     /// Rests if it is time to; `log.jsonl` tells for how long.

@@ -158,7 +158,7 @@ fn train_step(model: &mut Gpt2, tokens: &[i32], targets: &[i32], step: u64, clip
     let loss = model.forward_backward(tokens, targets, false, 1.0 / rows)? / rows;
     let max_norm = (clip > 0.0).then_some(clip);
     if max_norm.is_some() {
-        model.grad_norm()?;
+        model.start_grad_norm()?;
     }
     model.update(&AdamW {
         lr: 3e-4,
@@ -172,6 +172,9 @@ fn train_step(model: &mut Gpt2, tokens: &[i32], targets: &[i32], step: u64, clip
         max_norm,
         stochastic_seeds: None,
     })?;
+    if max_norm.is_some() {
+        model.finish_grad_norm()?;
+    }
     Ok(loss)
 }
 

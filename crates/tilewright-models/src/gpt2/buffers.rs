@@ -50,6 +50,7 @@ pub(crate) struct Buffers {
     pub(crate) lse_head: Tensor,
     /// `(1)` f32.
     pub(crate) norm: Tensor,
+    pub(crate) fetch_norm: Download,
     /// `(B, T, C)`.
     pub(crate) encoded: Tensor,
     pub(crate) ln1: Stack,
@@ -153,6 +154,7 @@ impl Buffers {
             losses: one(losses),
             lse_head: one(lse_head),
             norm: one(norm),
+            fetch_norm: Download::new(&one(norm))?,
             encoded: one(encoded),
             ln1: many(ln1),
             ln1_mean: many(ln1_mean),

@@ -34,15 +34,28 @@ pub struct AdamW {
 impl Gpt2 {
     /// The L2 norm of all gradients; kept on the device for the clipping of [`Gpt2::update`].
     pub fn grad_norm(&mut self) -> Result<f32> {
+        self.start_grad_norm()?;
+        self.finish_grad_norm()
+    }
+
+    /// Launches [`Gpt2::grad_norm`] without waiting for it: an update behind it can be on its way before [`Gpt2::finish_grad_norm`].
+    pub fn start_grad_norm(&mut self) -> Result<()> {
         let state = self.train_state("gpt2.grad_norm")?;
         let out = &self.buffers.norm;
         self.replays.borrow_mut().norm.run(&self.device, || {
             global_norm::forward(&self.device, &global_norm::Forward { tensors: &state.grads.tensors, out })
         })?;
-        Ok(out.read_f32()?[0])
+        self.buffers.fetch_norm.start()
     }
 
-    /// One AdamW step. With `max_norm`, call [`Gpt2::grad_norm`] first. Gradients are left as they are: the next micro-batch overwrites them.
+    /// Waits for the norm that was started last.
+    pub fn finish_grad_norm(&self) -> Result<f32> {
+        let mut norm = [0.0];
+        self.buffers.fetch_norm.finish(&mut norm)?;
+        Ok(norm[0])
+    }
+
+    /// One AdamW step. With `max_norm`, call [`Gpt2::start_grad_norm`] first. Gradients are left as they are: the next micro-batch overwrites them.
     pub fn update(&mut self, adamw: &AdamW) -> Result<()> {
         let TrainState { grads, m, v, masters } = self.train_state("gpt2.update")?;
         let update = |(i, info): (usize, &ParamInfo)| adamw::Update {

@@ -1,8 +1,11 @@
 //! Device memory: allocations of an arena's slots, exact accounts, copies.
 
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 
-use cubecl::server::Handle;
+use cubecl::bytes::Bytes;
+use cubecl::server::{Handle, ServerError};
 use tilewright_core::{Error, Result};
 
 use super::Core;
@@ -20,6 +23,35 @@ struct Part {
     start: usize,
     bytes: usize,
     handle: Handle,
+}
+
+/// A copy to the host that is on its way.
+pub(crate) struct Reading {
+    device: Rc<Core>,
+    bytes: usize,
+    read: Read,
+    done: Option<Copied>,
+}
+
+type Copied = std::result::Result<Vec<Bytes>, ServerError>;
+type Read = Pin<Box<dyn Future<Output = Copied>>>;
+
+impl Reading {
+    /// How much was asked for.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Waits for it; `out` has as many bytes.
+    pub(crate) fn finish(self, out: &mut [f32]) -> Result<()> {
+        let copied = self.done.unwrap_or_else(|| cubecl::future::block_on(self.read));
+        let pieces = self.device.check("gpu.download", copied)?;
+        let words = pieces.iter().flat_map(|piece| piece.chunks_exact(WORD));
+        for (x, word) in out.iter_mut().zip(words) {
+            *x = f32::from_le_bytes(word.try_into().expect("four bytes"));
+        }
+        Ok(())
+    }
 }
 
 /// Bytes of one transfer between host and device: staging memory is as large.
@@ -139,6 +171,24 @@ impl GpuBuffer {
             to[start - at..start - at + len].copy_from_slice(&read[start - first..start - first + len]);
             Ok(())
         })
+    }
+
+    /// Starts to copy bytes to the host, in the order of the calls: what is launched from now on neither delays nor changes them. Whole words.
+    pub(crate) fn start_download(&self, at: usize, bytes: usize) -> Result<Reading> {
+        debug_assert!(at.is_multiple_of(WORD) && bytes.is_multiple_of(WORD), "whole words");
+        let mut handles = Vec::new();
+        self.pieces(at, bytes, |start, len| {
+            handles.push(self.handle(start, len));
+            Ok(())
+        })?;
+        let client = self.device.client.clone();
+        let mut read: Read = Box::pin(async move { client.read_async(handles).await });
+        // The first poll hands the copy to the driver.
+        let done = match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => None,
+        };
+        Ok(Reading { device: self.device.clone(), bytes, read, done })
     }
 
     /// Sets bytes to zero, in the order of the calls.
