@@ -4,7 +4,6 @@ use tilewright_core::Result;
 
 use super::{Clip, Round, Rounding, Step, Update};
 use crate::DType;
-use crate::matmul::gpu::matrix::{Pack, as_packs, pack_at, put_eight, unpack};
 use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::prelude::*;
 
@@ -57,11 +56,11 @@ fn lerp(a: f32, b: f32, w: f32) -> f32 {
     fma(w, b, fma(-w, a, a))
 }
 
-/// `a / b`, rounded as a division is: drivers may be off by units in the last place.
+/// `a / b`, rounded as a division is, `inverse` being `1 / b` within some units in the last place: drivers may be as far off, and divide slowly.
 #[cube]
-fn quotient(a: f32, b: f32) -> f32 {
-    let q = a / b;
-    let better = q + fma(-q, b, a) / b;
+fn quotient(a: f32, b: f32, inverse: f32) -> f32 {
+    let q = a * inverse;
+    let better = fma(fma(-q, b, a), inverse, q);
     // Where the remainder is no number (an infinite quotient), the quotient itself.
     select((u32::reinterpret(better) & 0x7FFF_FFFFu32) > 0x7F80_0000u32, q, better)
 }
@@ -70,10 +69,12 @@ fn quotient(a: f32, b: f32) -> f32 {
 #[cube]
 fn root(x: f32) -> f32 {
     let r = x.sqrt();
-    select(r > 0.0f32, r + 0.5f32 * fma(-r, r, x) / r, r)
+    let better = fma(fma(-r, r, x), 0.5f32 * x.inverse_sqrt(), r);
+    // Of zero, and of what is next to it, there is no inverse root.
+    select((u32::reinterpret(better) & 0x7FFF_FFFFu32) >= 0x7F80_0000u32, r, better)
 }
 
-/// Both moments and the parameter behind a step; `g` is scaled already.
+/// Both moments and the parameter behind a step; `g` is scaled already, and corrections have their inverses beside them.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn moved(
@@ -84,14 +85,16 @@ fn moved(
     lr: f32,
     beta1: f32,
     beta2: f32,
-    correction1: f32,
-    correction2: f32,
+    correction1: (f32, f32),
+    correction2: (f32, f32),
     eps: f32,
     weight_decay: f32,
 ) -> (f32, f32, f32) {
     let m1 = lerp(g, m, beta1);
     let v1 = lerp(g * g, v, beta2);
-    let ratio = quotient(quotient(m1, correction1), root(quotient(v1, correction2)) + eps);
+    let (step, size) = (quotient(m1, correction1.0, correction1.1), quotient(v1, correction2.0, correction2.1));
+    let below = root(size) + eps;
+    let ratio = quotient(step, below, 1.0f32 / below);
     (m1, v1, before - lr * (ratio + weight_decay * before))
 }
 
@@ -99,7 +102,7 @@ fn moved(
 #[cube]
 fn gradient_scale(norm: &[f32], max_norm: f32, grad_scale: f32, #[comptime] clips: bool) -> f32 {
     if comptime![clips] {
-        grad_scale * select(norm[0] > max_norm, quotient(max_norm, norm[0]), 1.0f32)
+        grad_scale * select(norm[0] > max_norm, quotient(max_norm, norm[0], 1.0f32 / norm[0]), 1.0f32)
     } else {
         grad_scale
     }
@@ -135,6 +138,7 @@ fn update_kernel<E: Numeric, G: Numeric>(
     #[define(E, G)] _elems: [ElemType; 2],
 ) {
     let scale = gradient_scale(norm, max_norm, grad_scale, clips);
+    let (correction1, correction2) = ((correction1, 1.0f32 / correction1), (correction2, 1.0f32 / correction2));
     let step = CUBE_COUNT * CUBE_DIM as usize;
     let mut i = first + ABSOLUTE_POS;
     while i < end {
@@ -192,6 +196,7 @@ fn update_eights_kernel(
     #[comptime] bf16: [bool; 2],
 ) {
     let scale = gradient_scale(norm, max_norm, grad_scale, clips);
+    let (correction1, correction2) = ((correction1, 1.0f32 / correction1), (correction2, 1.0f32 / correction2));
     let step = CUBE_COUNT * CUBE_DIM as usize * 8;
     let mut at = first + ABSOLUTE_POS * 8;
     while at < end {

@@ -1,7 +1,8 @@
 //! The global norm through Vulkan and Metal, in f32 alone: no f64 is needed.
 //!
-//! Three passes: the largest magnitude, the sum of the squares of everything divided by the power of two below it, the root. So no square
-//! overflows, and what underflows is too small to count. Partial sums belong to fixed blocks and are added in a fixed tree.
+//! One pass with three sums of squares (J. L. Blue, A portable Fortran program to find the Euclidean norm of a vector, 1978): of magnitudes whose squares
+//! might overflow, made smaller by a power of two, of those whose squares might underflow, made larger, and of all others as they are. Partial sums
+//! belong to fixed blocks and are added in a fixed tree.
 
 use tilewright_core::{DType, Result};
 
@@ -10,138 +11,143 @@ use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::prelude::*;
 use crate::{Device, Tensor};
 
-/// Elements of a block: 16 a unit.
-const BLOCK: usize = 16 * UNITS as usize;
+/// Runs of eight elements that a unit reads.
+const RUNS: usize = 16;
 
-// The bits of the largest magnitude of each block: as integers they have the order of the magnitudes, infinity and NaN last.
-#[cube(launch_unchecked)]
-fn largest_kernel<E: Numeric>(
-    x: &[E],
-    partials: &mut [u32],
-    n: usize,
-    first: usize,
-    blocks: usize,
-    #[comptime] bf16: bool,
-    #[define(E)] _elem: ElemType,
-) {
-    let mut shared = Shared::<[u32]>::new_slice(256usize);
-    let unit = UNIT_POS as usize;
-    let block = CUBE_POS;
-    let mut bits = 0u32;
-    if block < blocks {
-        for j in 0..16usize {
-            let i = block * 4096 + j * 256 + unit;
-            if i < n {
-                bits = max(bits, u32::reinterpret(widen::<E>(x[i], bf16)) & 0x7FFF_FFFFu32);
-            }
-        }
-    }
-    shared[unit] = bits;
-    sync_cube();
-    let mut half = CUBE_DIM as usize / 2;
-    while half > 0 {
-        if unit < half {
-            shared[unit] = max(shared[unit], shared[unit + half]);
-        }
-        sync_cube();
-        half /= 2;
-    }
-    if unit == 0 {
-        if block < blocks {
-            partials[first + block] = shared[0];
-        }
-    }
-}
+/// Elements of a block.
+const BLOCK: usize = RUNS * 8 * UNITS as usize;
 
-// The bits of the largest of all go to place 0 of `result`.
-#[cube(launch_unchecked)]
-fn scale_kernel(partials: &[u32], result: &mut [u32], blocks: usize) {
-    let mut shared = Shared::<[u32]>::new_slice(256usize);
-    let unit = UNIT_POS as usize;
-    let mut bits = 0u32;
-    let mut i = unit;
-    while i < blocks {
-        bits = max(bits, partials[i]);
-        i += CUBE_DIM as usize;
-    }
-    shared[unit] = bits;
-    sync_cube();
-    let mut half = CUBE_DIM as usize / 2;
-    while half > 0 {
-        if unit < half {
-            shared[unit] = max(shared[unit], shared[unit + half]);
-        }
-        sync_cube();
-        half /= 2;
-    }
-    if unit == 0 {
-        result[0] = shared[0];
-    }
-}
+/// Bits of 2^48: the squares of so many as memory holds of what is smaller do not overflow.
+const LARGE: u32 = 0x5780_0000;
 
-/// Two factors whose product brings a magnitude with these bits to between 1 and 2: one power of two could not be large enough for both ends.
+/// Bits of 2^-40: squares of what is not smaller have all their digits.
+const SMALL: u32 = 0x2B80_0000;
+
+/// 2^-80 and 2^84: what magnitudes of [`LARGE`] on and below [`SMALL`] are multiplied by.
+const FACTORS: [f32; 2] = [8.271_806e-25, 1.934_281_4e25];
+
+/// Adds the square of `x` to the sum of its kind: 0 the large, 1 those between and what is no number, 2 the small.
 #[cube]
-fn factors(bits: u32) -> (f32, f32) {
-    let exponent = i32::cast_from(bits >> 23u32) - 127i32;
-    let half = exponent / 2i32;
-    let rest = exponent - half;
-    (f32::reinterpret(u32::cast_from(127i32 - half) << 23u32), f32::reinterpret(u32::cast_from(127i32 - rest) << 23u32))
+fn add_square(x: f32, sums: &mut Array<f32>) {
+    let bits = u32::reinterpret(x) & 0x7FFF_FFFFu32;
+    let number = bits <= 0x7F80_0000u32;
+    let large = number && bits >= LARGE;
+    let small = bits < SMALL;
+    let (down, up) = (x * FACTORS[0], x * FACTORS[1]);
+    sums[0usize] += select(large, down * down, 0.0f32);
+    sums[1usize] += select(large || small, 0.0f32, x * x);
+    sums[2usize] += select(small, up * up, 0.0f32);
 }
 
+// partials[first + block]: the three sums of the block's elements.
 #[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
 fn squares_kernel<E: Numeric>(
-    x: &[E],
-    largest: &[u32],
+    packs: &[Pack],
+    ones: &[E],
     partials: &mut [f32],
     n: usize,
     first: usize,
     blocks: usize,
+    #[comptime] even: bool,
+    #[comptime] wide: bool,
     #[comptime] bf16: bool,
     #[define(E)] _elem: ElemType,
 ) {
     let mut shared = Shared::<[f32]>::new_slice(256usize);
     let unit = UNIT_POS as usize;
     let block = CUBE_POS;
-    let (a, b) = factors(largest[0]);
-    let mut sum = 0.0f32;
+    let mut sums = Array::<f32>::new(3usize);
+    #[unroll]
+    for i in 0..3usize {
+        sums[i] = 0.0f32;
+    }
     if block < blocks {
-        for j in 0..16usize {
-            let i = block * 4096 + j * 256 + unit;
-            if i < n {
-                let y = widen::<E>(x[i], bf16) * a * b;
-                sum += y * y;
+        for some in 0..comptime!(RUNS / 4) {
+            // Four reads at a time are on their way.
+            #[unroll]
+            for j in 0..4usize {
+                let start = (block * RUNS + some * 4 + j) * comptime!(UNITS as usize);
+                if comptime![even] {
+                    let run = start + unit;
+                    if run * 8 + 8 <= n {
+                        let mut values = Array::<f32>::new(8usize);
+                        let (pack, next) = pack_at(run * 8, wide);
+                        unpack(packs[pack], packs[next], &mut values, wide, bf16);
+                        #[unroll]
+                        for i in 0..8usize {
+                            add_square(values[i], &mut sums);
+                        }
+                    }
+                } else {
+                    // Neighbours read neighbours.
+                    for i in 0..8usize {
+                        let at = start * 8 + i * comptime!(UNITS as usize) + unit;
+                        if at < n {
+                            add_square(widen::<E>(ones[at], bf16), &mut sums);
+                        }
+                    }
+                }
+            }
+        }
+        if comptime![even] {
+            // What is behind the last eight.
+            let at = n / 8 * 8 + unit;
+            if block + 1 == blocks && at < n {
+                add_square(widen::<E>(ones[at], bf16), &mut sums);
             }
         }
     }
-    let total = group_sum(sum, &mut shared);
-    if unit == 0 {
-        if block < blocks {
-            partials[first + block] = total;
+    #[unroll]
+    for i in 0..3usize {
+        let total = group_sum(sums[i], &mut shared);
+        if unit == 0 {
+            if block < blocks {
+                partials[(first + block) * 3 + i] = total;
+            }
         }
     }
 }
 
+/// The root, by one step of Newton's method: that of some drivers is off by units in the last place.
+#[cube]
+fn root(x: f32) -> f32 {
+    let root = x.sqrt();
+    root + 0.5f32 * (x - root * root) / max(root, 1.0e-30f32)
+}
+
 #[cube(launch_unchecked)]
-fn root_kernel(partials: &[f32], largest: &[u32], out: &mut [f32], blocks: usize) {
+fn root_kernel(partials: &[f32], out: &mut [f32], blocks: usize) {
     let mut shared = Shared::<[f32]>::new_slice(256usize);
     let unit = UNIT_POS as usize;
-    let mut sum = 0.0f32;
-    let mut i = unit;
-    while i < blocks {
-        sum += partials[i];
-        i += CUBE_DIM as usize;
+    let mut sums = Array::<f32>::new(3usize);
+    #[unroll]
+    for i in 0..3usize {
+        sums[i] = 0.0f32;
     }
-    let total = group_sum(sum, &mut shared);
+    let mut block = unit;
+    while block < blocks {
+        #[unroll]
+        for i in 0..3usize {
+            sums[i] += partials[block * 3 + i];
+        }
+        block += CUBE_DIM as usize;
+    }
+    #[unroll]
+    for i in 0..3usize {
+        sums[i] = group_sum(sums[i], &mut shared);
+    }
     if unit == 0 {
-        let bits = largest[0];
-        let (a, b) = factors(bits);
-        // One step of Newton's method: the root of some drivers is off by units in the last place.
-        let root = total.sqrt();
-        let better = root + 0.5f32 * (total - root * root) / max(root, 1.0e-30f32);
-        let norm = better / a / b;
-        let finite = select(bits == 0u32, 0.0f32, norm);
-        // Infinity and NaN are passed on as they are.
-        out[0] = select(bits >= 0x7F80_0000u32, f32::reinterpret(bits), finite);
+        let (large, between, small) = (sums[0usize], sums[1usize], sums[2usize]);
+        // Each kind's norm as it is, and all of them in units of the largest: a driver may gather factors, and two of these overflow.
+        let (high, middle, low) = (root(large) / FACTORS[0], root(between), root(small) / FACTORS[1]);
+        let top = max(high, max(middle, low));
+        let (x, y, z) = (high / top, middle / top, low / top);
+        let norm = select(high + middle + low > top, top * root(x * x + y * y + z * z), top);
+        // Infinity and what is no number are passed on as they are, and a norm beyond the largest number is infinite.
+        let odd = large + between;
+        let result = select((u32::reinterpret(top) & 0x7FFF_FFFFu32) >= 0x7F80_0000u32, top, norm);
+        out[0] = select((u32::reinterpret(odd) & 0x7FFF_FFFFu32) >= 0x7F80_0000u32, odd, result);
     }
 }
 
@@ -151,51 +157,29 @@ pub(super) fn forward(device: &Device, gpu: &Gpu, args: &Forward<'_>) -> Result<
     let units = CubeDim::new_1d(UNITS);
     let full: Vec<&Tensor> = tensors.iter().filter(|t| t.numel() > 0).collect();
     let blocks: usize = full.iter().map(|t| t.numel().div_ceil(BLOCK)).sum();
-    let partials = gpu.scratch(OP, device, 256 + 4 * blocks.max(1))?;
-    let largest = partials.reinterpret(0, DType::I32, &[1])?;
-    let sums = partials.reinterpret(256, DType::F32, &[blocks.max(1)])?;
-    for largest_pass in [true, false] {
-        let mut first = 0;
-        for t in &full {
-            let Storage { elem, bf16 } = gpu.storage(OP, t.dtype())?;
-            let (n, own) = (t.numel(), t.numel().div_ceil(BLOCK));
-            let (x, to) = (gpu.arg(OP, t)?, gpu.arg(OP, &sums)?);
-            let grid = gpu.grid(own);
-            // SAFETY: each block reads below `n` and writes its own place of `blocks`.
-            unsafe {
-                if largest_pass {
-                    largest_kernel::launch_unchecked(gpu.client(), grid, units, x, to, n, first, own, bf16, elem);
-                } else {
-                    let scale = gpu.arg(OP, &largest)?;
-                    squares_kernel::launch_unchecked(
-                        gpu.client(),
-                        grid,
-                        units,
-                        x,
-                        scale,
-                        to,
-                        n,
-                        first,
-                        own,
-                        bf16,
-                        elem,
-                    );
-                }
-            }
-            gpu.launched(OP, &[&sums])?;
-            first += own;
-        }
-        let (from, one) = (gpu.arg(OP, &sums)?, gpu.grid(1));
-        // SAFETY: `blocks` partial results were written above.
+    let partials = gpu.scratch(OP, device, 12 * blocks.max(1))?;
+    let sums = partials.reinterpret(0, DType::F32, &[3 * blocks.max(1)])?;
+    let mut first = 0;
+    for t in full {
+        let Storage { elem, bf16 } = gpu.storage(OP, t.dtype())?;
+        let (n, own) = (t.numel(), t.numel().div_ceil(BLOCK));
+        let even = t.offset.is_multiple_of(16) && gpu.capabilities().bf16;
+        let wide = t.dtype() == DType::F32;
+        let (packs, ones, to) = (as_packs(gpu, OP, t)?, gpu.arg(OP, t)?, gpu.arg(OP, &sums)?);
+        let (client, grid) = (gpu.client(), gpu.grid(own));
+        // SAFETY: each block reads below `n` and writes its own place of `blocks`.
         unsafe {
-            if largest_pass {
-                scale_kernel::launch_unchecked(gpu.client(), one, units, from, gpu.arg(OP, &largest)?, blocks);
-            } else {
-                let scale = gpu.arg(OP, &largest)?;
-                root_kernel::launch_unchecked(gpu.client(), one, units, from, scale, gpu.arg(OP, out)?, blocks);
-            }
+            squares_kernel::launch_unchecked(
+                client, grid, units, packs, ones, to, n, first, own, even, wide, bf16, elem,
+            );
         }
-        gpu.launched(OP, &[out])?;
+        gpu.launched(OP, &[&sums])?;
+        first += own;
     }
-    Ok(())
+    // SAFETY: `blocks` partial results were written above.
+    unsafe {
+        let (from, to) = (gpu.arg(OP, &sums)?, gpu.arg(OP, out)?);
+        root_kernel::launch_unchecked(gpu.client(), gpu.grid(1), units, from, to, blocks);
+    }
+    gpu.launched(OP, &[out])
 }

@@ -93,12 +93,33 @@ fn squares_of_small_gradients_do_not_vanish() {
 }
 
 #[test]
+fn magnitudes_far_apart_count_as_they_should() {
+    for device in devices() {
+        // Around 2^48, around 2^-40, and what is nothing beside the rest.
+        for (values, want) in [
+            (&[3e14f32, 4e14, 1e-30][..], 5e14),
+            (&[2e14, 3e14, 6e14], 7e14),
+            (&[3e-12, 4e-12, 1e-38], 5e-12),
+            (&[2e-13, 3e-13, 6e-13], 7e-13),
+            (&[9e-13, 1.2e-12, 0.0], 1.5e-12),
+            (&[3e37, 4e37, 1.0], 5e37),
+        ] {
+            let t = Tensor::from_f32(&device, DType::F32, &[3], values).unwrap();
+            let got = norm(&device, &[t]);
+            assert!((got / want - 1.0).abs() < 1e-6, "{values:?}: {got} on {}", device.name());
+        }
+    }
+}
+
+#[test]
 fn nan_and_infinity_reach_the_result() {
     for device in devices() {
         let nan = Tensor::from_f32(&device, DType::BF16, &[3], &[1.0, f32::NAN, 1.0]).unwrap();
         assert!(norm(&device, &[nan]).is_nan());
         let infinite = Tensor::from_f32(&device, DType::F32, &[3], &[1.0, f32::NEG_INFINITY, 1.0]).unwrap();
         assert_eq!(norm(&device, &[infinite]), f32::INFINITY);
+        let beyond = Tensor::from_f32(&device, DType::F32, &[4], &[3e38; 4]).unwrap();
+        assert_eq!(norm(&device, &[beyond]), f32::INFINITY, "{}", device.name());
     }
 }
 

@@ -94,6 +94,10 @@ pub fn backward_workspace_bytes(device: &Device, n: usize, c: usize) -> usize {
     if device.cuda_sizes().is_some() {
         return cuda::partial_elements(n, c) * size_of::<f32>();
     }
+    #[cfg(feature = "gpu")]
+    if let Some(gpu) = device.gpu_sizes() {
+        return gpu::partial_elements(gpu, n, c) * size_of::<f32>();
+    }
     let _ = device;
     partial_elements(n, c) * size_of::<f32>()
 }
@@ -239,8 +243,8 @@ pub fn backward(device: &Device, args: &Backward<'_>) -> Result<()> {
         Device::Cuda(cuda) => cuda::backward(device, cuda, n, c, args)?,
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => {
-            gpu::backward(gpu, n, c, args)?;
-            behind(device, args)?;
+            gpu::backward(device, gpu, n, c, args)?;
+            made_again(device, args)?;
         }
         Device::Null(null) => {
             let touched: usize = outputs.iter().chain(&inputs).map(|(_, t)| t.bytes()).sum();
@@ -255,6 +259,11 @@ fn behind(device: &Device, args: &Backward<'_>) -> Result<()> {
     if let Some(sums) = args.dx_sums {
         crate::matmul::column_sums(device, args.dx, sums, args.accumulate_params)?;
     }
+    made_again(device, args)
+}
+
+/// What [`Backward`] makes again.
+fn made_again(device: &Device, args: &Backward<'_>) -> Result<()> {
     let Some(Again { bias, out }) = args.again else { return Ok(()) };
     let Backward { sum, weight, mean, rstd, .. } = *args;
     recompute(device, &Recompute { sum, weight, bias, mean, rstd, out })

@@ -12,8 +12,9 @@ use tilewright_core::{DType, Result};
 
 use super::super::cpu::Sizes;
 use crate::Tensor;
-use crate::matmul::gpu::matrix::{Pack, Quad, as_packs, fragment, long, native, only_if, packed, put_pack, words};
+use crate::matmul::gpu::matrix::{native, words};
 use crate::matmul::gpu::shape;
+use crate::matmul::gpu::slices::{fragment, put_pack};
 use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::prelude::*;
 
@@ -28,7 +29,7 @@ pub(crate) struct Units {
     pub(crate) plane: usize,
     pub(crate) head: usize,
     pub(crate) bf16: bool,
-    /// See `matmul::gpu::matrix::Slice`.
+    /// See `matmul::gpu::slices::Slice`.
     pub(crate) words: bool,
     /// Strips of scores that a plane makes at one time: products that do not wait for each other, and fewer meetings.
     pub(crate) strips: usize,
@@ -543,7 +544,9 @@ fn units_forward_kernel<F: Numeric, S: Numeric>(
             put_rows::<S>(&mut memory, &keys, 0usize, others, u);
             sync_cube();
             // The next tile is on its way meanwhile.
-            fetch_rows(qkv, &mut keys, start + c, 3 * c, key + others, t, others, u);
+            if key + others < end {
+                fetch_rows(qkv, &mut keys, start + c, 3 * c, key + others, t, others, u);
+            }
             #[unroll]
             for some in 0..comptime!(u.others() / u.columns()) {
                 strip::<F, S>(&own, &memory, 0usize, &mut patch, comptime!(some * u.columns()), u);
@@ -573,8 +576,10 @@ fn units_forward_kernel<F: Numeric, S: Numeric>(
             put_rows::<S>(&mut memory, &keys, 0usize, others, u);
             put_rows::<S>(&mut memory, &values_of, second, others, u);
             sync_cube();
-            fetch_rows(qkv, &mut keys, start + c, 3 * c, key + others, t, others, u);
-            fetch_rows(qkv, &mut values_of, start + 2 * c, 3 * c, key + others, t, others, u);
+            if key + others < end {
+                fetch_rows(qkv, &mut keys, start + c, 3 * c, key + others, t, others, u);
+                fetch_rows(qkv, &mut values_of, start + 2 * c, 3 * c, key + others, t, others, u);
+            }
             #[unroll]
             for some in 0..comptime!(u.others() / u.columns()) {
                 strip::<F, S>(&own, &memory, 0usize, &mut patch, comptime!(some * u.columns()), u);

@@ -6,16 +6,19 @@ use tilewright_core::Result;
 use super::super::cpu::Sizes;
 use super::units::*;
 use crate::Tensor;
-use crate::matmul::gpu::matrix::{Pack, Quad, as_packs, packed, put_pack};
+use crate::matmul::gpu::slices::put_pack;
 use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::prelude::*;
 
+// deltas[b, h, t], the sum over the head of dout * out, is left for the keys.
 #[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
 fn units_queries_kernel<F: Numeric, S: Numeric>(
     qkv: &[Pack],
+    out: &[Pack],
     dout: &[Pack],
     lse: &[f32],
-    deltas: &[f32],
+    deltas: &mut [f32],
     dqkv: &mut [Pack],
     t: usize,
     heads: usize,
@@ -53,7 +56,11 @@ fn units_queries_kernel<F: Numeric, S: Numeric>(
         sync_cube();
         let d_own = own_rows::<F, S>(&memory, u);
         let own = line * t + min(query, t - 1);
-        let (log, delta) = (lse[own], deltas[own]);
+        let place = ((b * t + min(query, t - 1)) * heads + h) * head;
+        let (log, delta) = (lse[own], row_dot(out, place, dout, place, u));
+        if column == 0 && query < t {
+            deltas[own] = delta;
+        }
         let totals = no_sums(u);
         let end = min(first + rows, t);
         let mut keys = Array::<Pack>::new(comptime!(u.share(u.others())));
@@ -67,8 +74,10 @@ fn units_queries_kernel<F: Numeric, S: Numeric>(
             put_rows::<S>(&mut memory, &values_of, second, others, u);
             sync_cube();
             // The next tiles are on their way meanwhile.
-            fetch_rows(qkv, &mut keys, start + c, 3 * c, key + others, t, others, u);
-            fetch_rows(qkv, &mut values_of, start + 2 * c, 3 * c, key + others, t, others, u);
+            if key + others < end {
+                fetch_rows(qkv, &mut keys, start + c, 3 * c, key + others, t, others, u);
+                fetch_rows(qkv, &mut values_of, start + 2 * c, 3 * c, key + others, t, others, u);
+            }
             #[unroll]
             for some in 0..comptime!(u.others() / u.columns()) {
                 let mut weight = Array::<f32>::new(comptime!(u.strips * 8));
@@ -186,8 +195,10 @@ fn units_keys_kernel<F: Numeric, S: Numeric>(
             }
             sync_cube();
             // The next tiles are on their way meanwhile.
-            fetch_rows(qkv, &mut queries, start, 3 * c, query + others, t, others, u);
-            fetch_rows(dout, &mut slopes_of, douts, c, query + others, t, others, u);
+            if query + others < t {
+                fetch_rows(qkv, &mut queries, start, 3 * c, query + others, t, others, u);
+                fetch_rows(dout, &mut slopes_of, douts, c, query + others, t, others, u);
+            }
             // Probabilities of the whole tile stay with their units until the gradients of the scores are there.
             let mut weight = Array::<f32>::new(comptime!(u.others() / u.sharing()));
             #[unroll]
@@ -261,29 +272,9 @@ fn units_keys_kernel<F: Numeric, S: Numeric>(
     }
 }
 
-// deltas[b, h, t]: the sum over the head of dout * out.
-#[cube(launch_unchecked)]
-fn units_deltas_kernel(
-    out: &[Pack],
-    dout: &[Pack],
-    deltas: &mut [f32],
-    n: usize,
-    t: usize,
-    heads: usize,
-    #[comptime] u: Units,
-) {
-    let i = ABSOLUTE_POS;
-    if i < n {
-        let (line, row) = (i / t, i % t);
-        let start = ((line / heads * t + row) * heads + line % heads) * comptime!(u.head);
-        deltas[i] = row_dot(out, start, dout, start, u);
-    }
-}
-
 /// What the pass consists of.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Part {
-    Deltas,
     Queries,
     Keys,
 }
@@ -291,10 +282,10 @@ pub(crate) enum Part {
 /// See [`super::backward`]; the sizes are not zero.
 pub(super) fn backward(gpu: &Gpu, op: &'static str, u: Units, sizes: Sizes, tensors: [&Tensor; 6]) -> Result<()> {
     let Sizes { b, t, heads, .. } = sizes;
-    [Part::Deltas, Part::Queries, Part::Keys].into_iter().try_for_each(|p| part(gpu, op, u, [b, t, heads], p, tensors))
+    [Part::Queries, Part::Keys].into_iter().try_for_each(|p| part(gpu, op, u, [b, t, heads], p, tensors))
 }
 
-/// One part; each needs those before it.
+/// One part; keys need what queries left in `deltas`.
 pub(crate) fn part(
     gpu: &Gpu,
     op: &'static str,
@@ -307,30 +298,24 @@ pub(crate) fn part(
     let (lines, client, units) = (b * heads, gpu.client(), CubeDim::new_1d(u.units() as u32));
     let (scale, elems) = (super::scale(u.head), u.elems(qkv.dtype()));
     let products = match part {
-        Part::Deltas => {
-            let (y, dy, to) = (as_packs(gpu, op, out)?, as_packs(gpu, op, dout)?, gpu.arg(op, deltas)?);
-            let (n, grid) = (lines * t, gpu.grid((lines * t).div_ceil(u.units())));
-            // SAFETY: the tensors have the sizes of the call, checked by the contract.
-            unsafe { units_deltas_kernel::launch_unchecked(client, grid, units, y, dy, to, n, t, heads, u) };
-            return gpu.launched(op, &[deltas]);
-        }
         Part::Queries => 3,
         Part::Keys => 4,
     };
-    // SAFETY: as above.
+    // SAFETY: the tensors have the sizes of the call, checked by the contract.
     gpu.by_groups(true, lines * t.div_ceil(u.rows()), super::flops(sizes, products), |from, count| unsafe {
         let grid = gpu.grid(count);
         let (x, dy, dx) = (as_packs(gpu, op, qkv)?, as_packs(gpu, op, dout)?, as_packs(gpu, op, dqkv)?);
         let (logs, sums, to) = (gpu.arg(op, lse)?, gpu.arg(op, deltas)?, from + count);
         if matches!(part, Part::Queries) {
+            let y = as_packs(gpu, op, out)?;
             units_queries_kernel::launch_unchecked(
-                client, grid, units, x, dy, logs, sums, dx, t, heads, lines, from, to, scale, u, elems,
+                client, grid, units, x, y, dy, logs, sums, dx, t, heads, lines, from, to, scale, u, elems,
             );
         } else {
             units_keys_kernel::launch_unchecked(
                 client, grid, units, x, dy, logs, sums, dx, t, heads, lines, from, to, scale, u, elems,
             );
         }
-        gpu.launched(op, &[dqkv])
+        gpu.launched(op, &[dqkv, deltas])
     })
 }

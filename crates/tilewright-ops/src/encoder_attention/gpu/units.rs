@@ -5,7 +5,7 @@ use tilewright_core::Result;
 use super::{Given, Sizes, keys_of, query_of, sees, tile_of};
 use crate::Tensor;
 use crate::attention::gpu::units::*;
-use crate::matmul::gpu::matrix::{Pack, Quad, as_packs, packed, put_pack};
+use crate::matmul::gpu::slices::put_pack;
 use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::prelude::*;
 

@@ -344,12 +344,8 @@ impl Head<'_> {
         let most = tiles.tall_columns(if fused.is_some() { 2 } else { 4 });
         let mut first = 0;
         while first < self.vocab {
-            let mut columns = most.min(self.vocab - first);
+            let columns = most.min(self.vocab - first);
             let (tile, line) = if let Some((logits, units)) = &fused {
-                // Columns that are no whole pack go by themselves: products read the others by packs.
-                if columns > 8 {
-                    columns -= columns % 8;
-                }
                 let line = columns.next_multiple_of(8);
                 let tile = workspace.reinterpret(0, factors, &[n, line])?;
                 logits.columns(first, columns, |part| units.gradients(gpu, part, first, lse, out.dloss, &tile))?;
@@ -365,12 +361,14 @@ impl Head<'_> {
             let product = Product {
                 accumulate: first > 0,
                 round,
+                padded: fused.is_some(),
                 ..Product::plain((&tile, line, 1), (&weight, 1, d), (&sums, d))
             };
             product.run(gpu, self.op, n, d, columns)?;
             let product = Product {
                 accumulate: out.accumulate,
                 round,
+                padded: fused.is_some(),
                 ..Product::plain((&tile, 1, line), (self.hidden, 1, d), (&dweight, d))
             };
             product.run(gpu, self.op, columns, d, n)?;

@@ -9,10 +9,9 @@ use tilewright_core::{DType, Result};
 use super::Tiles;
 use crate::Tensor;
 use crate::matmul::gpu::Product;
-use crate::matmul::gpu::matrix::{
-    Pack, Quad, Shape, Slice, Source, Way, as_packs, fetch, multiply, native, packed, put,
-};
+use crate::matmul::gpu::matrix::{Way, native};
 use crate::matmul::gpu::shape::Blocks;
+use crate::matmul::gpu::slices::{Shape, Slice, Source, sum};
 use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::pace::ROWS;
 use crate::runtime::gpu::prelude::*;
@@ -102,40 +101,20 @@ fn logits<F: Numeric, S: Numeric>(
     k: usize,
     #[comptime] s: Shape,
 ) -> Sequence<cmma::Matrix<f32>> {
-    let bk = comptime!(s.blocks.group[2]);
-    let sa = comptime!(s.slices[0]);
-    let sb = comptime!(s.slices[1]);
-    let packs_a = comptime!(s.packs(0));
     let (down, right) = place(s);
-    let mut totals = Sequence::<cmma::Matrix<f32>>::new();
-    #[unroll]
-    for _ in 0..comptime!(s.blocks.plane[0] / s.tile[0] * (s.blocks.plane[1] / s.tile[1])) {
-        totals.push(cmma::Matrix::<f32>::from_value(
-            cmma::MatrixIdent::Accumulator,
-            comptime!(s.tile[0]),
-            comptime!(s.tile[1]),
-            comptime!(s.tile[2]),
-            cmma::MatrixLayout::Undefined,
-            0.0f32,
-        ));
-    }
-    let slices = (k + bk - 1) / bk;
-    let last = (slices - 1) * bk;
-    let mut share_a = Array::<Pack>::new(comptime!(sa.share[0]));
-    let mut share_b = Array::<Pack>::new(comptime!(sb.share[0]));
-    fetch::<i32>(hidden, ones, &mut share_a, row0, 0usize, m, k, k, sa);
-    fetch::<i32>(weight, ones, &mut share_b, col0, 0usize, n, k, k, sb);
-    for slice in 0..slices {
-        put::<S>(memory, 0usize, &share_a, sa);
-        put::<S>(memory, packs_a, &share_b, sb);
-        sync_cube();
-        let next = min((slice + 1) * bk, last);
-        fetch::<i32>(hidden, ones, &mut share_a, row0, next, m, k, k, sa);
-        fetch::<i32>(weight, ones, &mut share_b, col0, next, n, k, k, sb);
-        multiply::<F, S>(&*memory, &totals, down, right, 0usize, s);
-        sync_cube();
-    }
-    totals
+    sum::<F, S, i32, i32>(
+        hidden,
+        ones,
+        weight,
+        ones,
+        memory,
+        (row0, col0),
+        (m, n, k),
+        (0usize, k),
+        (k, k),
+        (down, right, 0usize),
+        s,
+    )
 }
 
 // Writes a tile of a plane's logits to its patch. The plane meets behind it.
@@ -402,7 +381,7 @@ impl Units {
         let slice = |operand, rows| Slice::of(&way, &blocks, operand, [rows, head.d]);
         let tile = [way.tile.m, way.tile.n, way.tile.k];
         let slices = [slice(0, head.n), slice(1, head.vocab)];
-        Shape { blocks, tile, plane: way.plane, slices, even: true, wide: [false; 3] }
+        Shape { blocks, tile, plane: way.plane, slices, even: true, wide: [false; 3], parted: false }
     }
 
     fn elems(&self) -> [ElemType; 2] {

@@ -6,6 +6,7 @@
 
 pub(crate) mod matrix;
 pub(crate) mod shape;
+pub(crate) mod slices;
 #[cfg(all(test, feature = "metal"))]
 mod tests;
 
@@ -13,9 +14,9 @@ use tilewright_core::{DType, Result};
 
 use super::{BackwardInput, BackwardWeight, Forward};
 use crate::gelu::Gelu;
-use crate::runtime::gpu::Gpu;
 use crate::runtime::gpu::pace::ROWS;
 use crate::runtime::gpu::prelude::*;
+use crate::runtime::gpu::{Gpu, SCRATCH_BYTES};
 use crate::{Device, Tensor};
 use matrix::Way;
 use shape::Blocks;
@@ -237,7 +238,7 @@ fn columns_kernel<E: Numeric>(
 // The same by packs of eight columns: 32 packs, and of each eight units that take every eighth row and meet in shared memory.
 #[cube(launch_unchecked)]
 fn eights_kernel(
-    x: &[matrix::Pack],
+    x: &[Pack],
     partials: &mut [f32],
     m: usize,
     n: usize,
@@ -262,8 +263,8 @@ fn eights_kernel(
             let end = min(block * rows + rows, m);
             while row < end {
                 let mut values = Array::<f32>::new(8usize);
-                let (pack, next) = matrix::pack_at(row * n + column, wide);
-                matrix::unpack(x[pack], x[next], &mut values, wide, bf16);
+                let (pack, next) = pack_at(row * n + column, wide);
+                unpack(x[pack], x[next], &mut values, wide, bf16);
                 #[unroll]
                 for i in 0..8usize {
                     sums[i] += values[i];
@@ -284,6 +285,46 @@ fn eights_kernel(
             }
             partials[block * n + first + unit] = sum;
         }
+    }
+}
+
+// Adds the parts of a product in their order, eight numbers a unit at a time.
+#[cube(launch_unchecked)]
+fn join_kernel(
+    partials: &[Pack],
+    out: &mut [Pack],
+    count: usize,
+    parts: usize,
+    #[comptime] accumulate: bool,
+    #[comptime] wide: bool,
+    #[comptime] bf16: bool,
+) {
+    let step = CUBE_COUNT * CUBE_DIM as usize;
+    let mut i = ABSOLUTE_POS;
+    while i < count {
+        let mut sums = Array::<f32>::new(8usize);
+        let mut values = Array::<f32>::new(8usize);
+        unpack(partials[i * 2], partials[i * 2 + 1], &mut sums, true, false);
+        let mut part = 1usize;
+        while part < parts {
+            let at = (part * count + i) * 2;
+            unpack(partials[at], partials[at + 1], &mut values, true, false);
+            #[unroll]
+            for v in 0..8usize {
+                sums[v] += values[v];
+            }
+            part += 1;
+        }
+        if comptime![accumulate] {
+            let (pack, next) = pack_at(i * 8, wide);
+            unpack(out[pack], out[next], &mut values, wide, bf16);
+            #[unroll]
+            for v in 0..8usize {
+                sums[v] += values[v];
+            }
+        }
+        put_eight(out, i * 8, &sums, wide, bf16);
+        i += step;
     }
 }
 
@@ -330,13 +371,15 @@ pub(crate) struct Product<'a> {
     pub(crate) accumulate: bool,
     /// Rounds elements of `a` to the type of `b` first.
     pub(crate) round: bool,
+    /// Lines of `a` end with zeros where they are no whole packs.
+    pub(crate) padded: bool,
 }
 
 impl<'a> Product<'a> {
     pub(crate) fn plain(a: Operand<'a>, b: Operand<'a>, out: (&'a Tensor, usize)) -> Self {
         let (bias, gelu, pre_out, slope) = (None, None, None, None);
-        let (add, relu, accumulate, round) = (None, false, false, false);
-        Product { a, b, out, bias, gelu, pre_out, slope, relu, add, accumulate, round }
+        let (add, relu, accumulate, round, padded) = (None, false, false, false, false);
+        Product { a, b, out, bias, gelu, pre_out, slope, relu, add, accumulate, round, padded }
     }
 
     pub(crate) fn run(&self, gpu: &Gpu, op: &'static str, m: usize, n: usize, k: usize) -> Result<()> {
@@ -358,7 +401,7 @@ impl<'a> Product<'a> {
         let flops = 2 * m as u64 * n as u64 * k as u64;
         gpu.by_rows(self.b.0.dtype(), (m, ROWS), flops, |first, count| {
             if count == m {
-                return self.launch(gpu, op, [m, n, k], way);
+                return self.launch(gpu, op, [m, n, k], way, k);
             }
             let (a, (out, ld)) = (self.a, self.out);
             // From a row's first element on; what lies behind the last row is never looked at.
@@ -375,12 +418,83 @@ impl<'a> Product<'a> {
                 add: add.as_ref(),
                 ..*self
             };
-            product.launch(gpu, op, [count, n, k], way)
+            product.launch(gpu, op, [count, n, k], way, k)
         })
     }
 
-    fn launch(&self, gpu: &Gpu, op: &'static str, [m, n, k]: [usize; 3], way: Option<(Way, Blocks)>) -> Result<()> {
-        let Product { a, b, out, bias, gelu, pre_out, slope, relu, add, accumulate, round } = *self;
+    /// [`Product::run`], in parts of the sum where that is faster; only operands, `out` without a distance between its rows, and `accumulate`.
+    fn run_in_parts(&self, device: &Device, gpu: &Gpu, op: &'static str, size: [usize; 3]) -> Result<()> {
+        let ([m, n, k], (out, ld)) = (size, self.out);
+        let even = (m * n).is_multiple_of(8) && out.offset.is_multiple_of(16);
+        let way = Way::of(gpu, self, size).filter(|_| even && ld == n);
+        let Some((way, (blocks, terms))) = way.and_then(|w| w.parts(gpu, size, SCRATCH_BYTES).map(|p| (w, p))) else {
+            return self.run(gpu, op, m, n, k);
+        };
+        self.in_parts(device, gpu, op, size, (way, blocks), terms)
+    }
+
+    /// Parts of `terms` terms, a multiple of a slice's: the product of each in f32 first, then their sums in order.
+    pub(crate) fn in_parts(
+        &self,
+        device: &Device,
+        gpu: &Gpu,
+        op: &'static str,
+        [m, n, k]: [usize; 3],
+        (way, blocks): (Way, Blocks),
+        terms: usize,
+    ) -> Result<()> {
+        let parts = k.div_ceil(terms);
+        let partials = gpu.scratch(op, device, parts * m * n * size_of::<f32>())?;
+        let partials = partials.reinterpret(0, DType::F32, &[parts, m, n])?;
+        let (a, b, flops) = (self.a, self.b, 2 * m as u64 * n as u64 * k as u64);
+        if gpu.rows_at_once(b.0.dtype(), m, ROWS, flops) == m {
+            let product = Product { out: (&partials, n), accumulate: false, ..*self };
+            product.launch(gpu, op, [m, n, k], Some((way, blocks)), terms)?;
+            gpu.expect(b.0.dtype(), flops)?;
+        } else {
+            // Too long for one launch: the same parts one by one, each cut as it must be.
+            for part in 0..parts {
+                let (first, count) = (part * terms, terms.min(k - part * terms));
+                let behind = |(t, row, sum): Operand<'_>| -> Result<(Tensor, usize, usize)> {
+                    Ok((t.slice(first * sum, &[t.numel() - first * sum])?, row, sum))
+                };
+                let (a, b, to) = (behind(a)?, behind(b)?, partials.slice(part * m * n, &[m, n])?);
+                let (a, b) = ((&a.0, a.1, a.2), (&b.0, b.1, b.2));
+                let product = Product { a, b, out: (&to, n), accumulate: false, ..*self };
+                product.run_as(gpu, op, [m, n, count], Some((way, blocks)))?;
+            }
+        }
+        let out = self.out.0;
+        let (from, to) = (as_packs(gpu, op, &partials)?, as_packs(gpu, op, out)?);
+        let (wide, bf16) = (out.dtype() == DType::F32, out.dtype() == DType::BF16);
+        let (grid, units, count) = (gpu.spread(m * n / 8), CubeDim::new_1d(UNITS), m * n / 8);
+        // SAFETY: `parts` times `count` packs of eight are in the scratch, and `count` in `out`.
+        unsafe {
+            join_kernel::launch_unchecked(
+                gpu.client(),
+                grid,
+                units,
+                from,
+                to,
+                count,
+                parts,
+                self.accumulate,
+                wide,
+                bf16,
+            );
+        }
+        gpu.launched(op, &[out])
+    }
+
+    fn launch(
+        &self,
+        gpu: &Gpu,
+        op: &'static str,
+        [m, n, k]: [usize; 3],
+        way: Option<(Way, Blocks)>,
+        terms: usize,
+    ) -> Result<()> {
+        let Product { a, b, out, bias, gelu, pre_out, slope, relu, add, accumulate, round, .. } = *self;
         // What is not there is never read or written; another tensor stands for it.
         let pre = pre_out.or(slope.map(|(_, pre)| pre)).or(add).unwrap_or(out.0);
         let tensors = [a.0, b.0, bias.unwrap_or(b.0), pre, out.0];
@@ -403,7 +517,7 @@ impl<'a> Product<'a> {
             bf16: storage.map(|s| s.bf16),
         };
         if let Some((way, blocks)) = way {
-            return way.run(gpu, op, blocks, tensors, epilogue, [m, n, k], out.1);
+            return way.run(gpu, op, blocks, tensors, epilogue, [m, n, k], out.1, terms);
         }
         let [x, y, bias, pre, to] = tensors;
         // SAFETY: the caller's sizes and strides stay inside the tensors; the kernel reads and writes within the sizes only.
@@ -458,7 +572,7 @@ pub(super) fn backward_weight(
         bias_gradient(device, gpu, dout, dbias, accumulate, m, n)?;
     }
     let product = Product { accumulate, ..Product::plain((dout, 1, n), (x, 1, k), (dweight, k)) };
-    product.run(gpu, "matmul.backward_weight", n, k, m)
+    product.run_in_parts(device, gpu, "matmul.backward_weight", [n, k, m])
 }
 
 /// `dbias (N) (+)= sum over M of dout (M, N)`: blocks of rows first, then the blocks in order.
@@ -489,7 +603,7 @@ pub(crate) fn bias_gradient(
             let grid = gpu.grid(blocks * n.div_ceil(256));
             let (client, sums) = (gpu.client(), arg(&partials)?);
             if n.is_multiple_of(8) && dout.offset.is_multiple_of(16) && gpu.capabilities().bf16 {
-                let (x, wide) = (matrix::as_packs(gpu, OP, dout)?, dout.dtype() == DType::F32);
+                let (x, wide) = (as_packs(gpu, OP, dout)?, dout.dtype() == DType::F32);
                 eights_kernel::launch_unchecked(client, grid, units, x, sums, m, n, rows, blocks, wide, from.bf16);
             } else {
                 let x = arg(dout)?;

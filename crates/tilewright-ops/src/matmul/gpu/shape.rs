@@ -16,11 +16,14 @@ pub(crate) struct Blocks {
     pub(crate) band: usize,
     /// Planes that share their part of a product, each with its part of a slice's terms: few rows make few groups, whose time is that of a loop.
     pub(crate) split: usize,
+    /// The next slice is read behind a branch, where a driver leaves the reads. It moves others before the barrier, two slices ahead: better where
+    /// it has registers for both.
+    pub(crate) guarded: bool,
 }
 
 impl Blocks {
     pub(crate) const fn new(group: [usize; 3], plane: [usize; 2]) -> Self {
-        Blocks { group, plane, pad: 8, band: 8, split: 1 }
+        Blocks { group, plane, pad: 8, band: 8, split: 1, guarded: true }
     }
 
     /// Planes of a group.
@@ -77,13 +80,13 @@ pub(crate) fn tile(c: &Capabilities, factors: DType) -> Option<(MatrixTile, usiz
 
 /// From the largest to the smallest, for a tile and a plane; the last are for few rows.
 pub(crate) fn table(tile: &MatrixTile, plane: usize) -> Vec<Blocks> {
-    if [tile.m, tile.n, tile.k] == [16; 3] && plane == 32 {
+    if is_large(tile, plane) {
         return vec![
             Blocks::new([128, 128, 32], [64, 64]),
-            Blocks::new([128, 96, 32], [64, 48]),
+            Blocks { guarded: false, ..Blocks::new([128, 96, 32], [64, 48]) },
             Blocks::new([96, 96, 32], [48, 48]),
             Blocks::new([64, 64, 64], [32, 32]),
-            Blocks { split: 4, ..Blocks::new([32, 32, 128], [16, 32]) },
+            Blocks { split: 4, guarded: false, ..Blocks::new([32, 32, 128], [16, 32]) },
         ];
     }
     // 32 sums a unit at most where a plane has 32 units and a tile 8 x 8.
@@ -104,6 +107,22 @@ const SLOTS: usize = 264;
 /// What a multiprocessor takes for one group alone, of what it takes for two at one time: an H200 makes 160 TFLOP/s with one and 251 with two.
 const ALONE: f64 = 0.78;
 
+/// Seconds that a large GPU takes for a term of one of the sums of its groups, where fragments cost nothing.
+const TERM: f64 = 0.91e-12;
+
+/// Seconds of a launch that adds parts, and of each byte that it and the product before it move for that.
+const JOIN: [f64; 2] = [5e-6, 1.0 / 3e12];
+
+/// Seconds of a product in `parts` of `terms` terms: rounds of groups, and the area of each. What a fragment brings from shared memory serves fewer
+/// products in a smaller plane.
+fn seconds(b: &Blocks, [m, n]: [usize; 2], terms: usize, parts: usize) -> f64 {
+    let groups = m.div_ceil(b.group[0]) * n.div_ceil(b.group[1]) * parts;
+    let rounds = if groups <= SLOTS / 2 { ALONE } else { groups.div_ceil(SLOTS) as f64 };
+    let area = (b.group[0] * b.group[1]) as f64;
+    let [rows, columns] = b.plane.map(|edge| edge as f64);
+    rounds * area * (1.0 + 32.0 * (rows + columns) / (rows * columns)) * terms as f64 * TERM
+}
+
 /// The blocks for a product, if any of the table's fit.
 pub(crate) fn choose(
     c: &Capabilities,
@@ -114,17 +133,47 @@ pub(crate) fn choose(
 ) -> Option<Blocks> {
     let all: Vec<_> = table(tile, plane).into_iter().filter(|b| b.fits(c, tile, plane, along)).collect();
     let few = *all.last()?;
-    // Rounds of groups, and the area of each: what a fragment brings from shared memory serves fewer products in a smaller plane.
-    let cost = |b: &&Blocks| {
-        let groups = m.div_ceil(b.group[0]) * n.div_ceil(b.group[1]);
-        let rounds = if groups <= SLOTS / 2 { ALONE } else { groups.div_ceil(SLOTS) as f64 };
-        let area = (b.group[0] * b.group[1]) as f64;
-        let [rows, columns] = b.plane.map(|edge| edge as f64);
-        rounds * area * (1.0 + 32.0 * (rows + columns) / (rows * columns))
-    };
+    let cost = |b: &&Blocks| seconds(b, [m, n], 1, 1);
     let best = all[..all.len() - 1].iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or(&few);
     let groups = m.div_ceil(best.group[0]) * n.div_ceil(best.group[1]);
     Some(if m <= FEW_ROWS && groups < SLOTS { few } else { *best })
+}
+
+/// The blocks for a product in parts, and the terms of each: where there are so few groups that a large GPU would idle, and that costs more than to write
+/// the parts, at most `bytes` bytes, and add them.
+pub(crate) fn parts(
+    c: &Capabilities,
+    tile: &MatrixTile,
+    plane: usize,
+    along: [bool; 2],
+    [m, n, k]: [usize; 3],
+    bytes: usize,
+) -> Option<(Blocks, usize)> {
+    const MOST: usize = 8;
+    // The costs are those of the only large GPU that was measured.
+    if !is_large(tile, plane) || m <= FEW_ROWS {
+        return None;
+    }
+    let whole = choose(c, tile, plane, along, [m, n])?;
+    let mut best = (seconds(&whole, [m, n], k, 1), None);
+    let all = table(tile, plane);
+    for b in all[..all.len() - 1].iter().filter(|b| b.fits(c, tile, plane, along)) {
+        for parts in 2..=MOST.min(bytes / (m * n * size_of::<f32>()).max(1)) {
+            let terms = k.div_ceil(parts).next_multiple_of(b.group[2]);
+            let parts = k.div_ceil(terms);
+            let moved = ((parts + 1) * m * n * size_of::<f32>()) as f64;
+            let took = seconds(b, [m, n], terms, parts) + JOIN[0] + moved * JOIN[1];
+            if parts > 1 && took < best.0 {
+                best = (took, Some((*b, terms)));
+            }
+        }
+    }
+    best.1
+}
+
+/// Whether it is a GPU with tiles and planes such as NVIDIA's.
+fn is_large(tile: &MatrixTile, plane: usize) -> bool {
+    [tile.m, tile.n, tile.k] == [16; 3] && plane == 32
 }
 
 #[cfg(test)]
@@ -186,6 +235,26 @@ mod tests {
         assert_eq!(size(3072, 768), [96, 96, 32]);
         assert_eq!(size(768, 768), [64, 64, 64]);
         assert_eq!(size(64, 1024), [32, 32, 128]);
+    }
+
+    #[test]
+    fn few_groups_of_many_terms_are_made_more_by_parts() {
+        let (c, tile) = device(16, 32, 48 << 10, 1024);
+        let parts = |size: [usize; 3]| parts(&c, &tile, 32, [false, false], size, 16 << 20);
+        for size in [[768, 768, 4096], [2304, 768, 4096], [1024, 1024, 4096]] {
+            let (blocks, terms) = parts(size).unwrap();
+            let groups = size[0].div_ceil(blocks.group[0]) * size[1].div_ceil(blocks.group[1]);
+            let parts = size[2].div_ceil(terms);
+            assert!(parts > 1 && terms.is_multiple_of(blocks.group[2]) && (parts - 1) * terms < size[2], "{size:?}");
+            assert!(groups * parts <= SLOTS && groups * parts > SLOTS / 2, "{size:?} {blocks:?} {terms}");
+            assert!(parts * size[0] * size[1] * 4 <= 16 << 20);
+        }
+        // Enough groups, few terms, no room.
+        assert_eq!(parts([3072, 3072, 4096]), None);
+        assert_eq!(parts([768, 768, 64]), None);
+        assert_eq!(super::parts(&c, &tile, 32, [false, false], [768, 768, 4096], 1 << 20), None);
+        let (c, tile) = device(8, 32, 32 << 10, 1024);
+        assert_eq!(super::parts(&c, &tile, 32, [false, false], [768, 768, 4096], 16 << 20), None);
     }
 
     #[test]

@@ -218,6 +218,16 @@ mod tests {
             let args = BackwardWeight { dout: &x, x: &out, dweight: &t(&[8, 5]), dbias: Some(&t(&[8])), accumulate };
             backward_weight(device, &args).unwrap();
         }
+        // What only a large GPU's products get.
+        let Device::Gpu(core) = device else { unreachable!("a recorder is a GPU") };
+        let (a, b, out) = (t(&[256, 16]), t(&[256, 16]), t(&[16, 16]));
+        for accumulate in [false, true] {
+            let plain = gpu::Product::plain((&a, 1, 16), (&b, 1, 16), (&out, 16));
+            let product = gpu::Product { accumulate, ..plain };
+            let way = gpu::matrix::Way::of(core, &product, [16, 16, 256]);
+            let Some(way) = way.and_then(|way| way.choose(core, 16, 16).map(|blocks| (way, blocks))) else { continue };
+            product.in_parts(device, core, "matmul.parts", [16, 16, 256], way, 128).unwrap();
+        }
         use crate::linear::{self, Activation, Layout, Weight};
         for activation in [Activation::None, Activation::Gelu(Gelu::Erf), Activation::Relu, Activation::Geglu] {
             let gated = activation == Activation::Geglu;

@@ -29,6 +29,7 @@ pub(crate) mod memory;
 #[cfg(all(test, feature = "metal"))]
 pub(crate) mod metal;
 pub(crate) mod pace;
+pub(crate) mod packs;
 #[cfg(all(test, any(feature = "metal", feature = "vulkan")))]
 mod recorder;
 #[cfg(test)]
@@ -47,6 +48,7 @@ pub use capabilities::{Capabilities, MatrixTile};
 pub(crate) mod prelude {
     pub(crate) use super::launch::{Storage, UNITS};
     pub(crate) use super::math::*;
+    pub(crate) use super::packs::*;
     pub(crate) use cubecl::ir::{ElemType, FloatKind, UIntKind};
     pub(crate) use cubecl::prelude::*;
 }

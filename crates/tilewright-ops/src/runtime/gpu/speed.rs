@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::graph::Graph;
 use crate::attention::gpu::units::Units;
 use crate::attention::gpu::units_backward::{Part, part};
 use crate::gelu::Gelu;
@@ -16,22 +17,33 @@ fn real_gpus() -> Vec<Device> {
     found
 }
 
-/// Seconds of one call, the best of five runs of ten.
+/// Seconds of one call, the best of six runs of twenty; recorded once and replayed where the runtime can, as a step is.
 fn seconds(device: &Device, mut call: impl FnMut()) -> f64 {
-    // An idle GPU, as it is while a kernel compiles, takes more than a second to its clock.
+    // An idle GPU, as it is while the first call's kernels compile, takes more than a second to its clock.
+    call();
+    device.synchronize().unwrap();
     let start = Instant::now();
-    while start.elapsed() < Duration::from_millis(2000) {
+    while start.elapsed() < Duration::from_millis(1500) {
         (0..8).for_each(|_| call());
         device.synchronize().unwrap();
     }
+    let Device::Gpu(gpu) = device else { unreachable!("filtered") };
+    let graph = gpu.records().then(|| {
+        Graph::record(gpu.core(), || {
+            (0..10).for_each(|_| call());
+            Ok(())
+        })
+        .unwrap()
+    });
     let mut best = f64::INFINITY;
-    for _ in 0..5 {
+    for _ in 0..6 {
         let start = Instant::now();
-        for _ in 0..10 {
-            call();
+        match &graph {
+            Some(graph) => (0..2).for_each(|_| graph.replay().unwrap()),
+            None => (0..20).for_each(|_| call()),
         }
         device.synchronize().unwrap();
-        best = best.min(start.elapsed().as_secs_f64() / 10.0);
+        best = best.min(start.elapsed().as_secs_f64() / 20.0);
     }
     best
 }
@@ -103,7 +115,7 @@ fn attention_at_gpt2_size_is_finite_and_its_time_known() {
             let Some(units) = Units::of(gpu, dtype, head, &[qkv, out, dout, dqkv]) else { continue };
             let deltas = Tensor::zeros(&device, DType::F32, &[b * heads * t]).unwrap();
             let tensors = [qkv, out, dout, lse, &deltas, dqkv];
-            for which in [Part::Deltas, Part::Queries, Part::Keys] {
+            for which in [Part::Queries, Part::Keys] {
                 let took = seconds(&device, || part(gpu, "speed", units, [b, t, heads], which, tensors).unwrap());
                 println!("{} attention {dtype}, {which:?} of the backward pass: {:.3} ms", device.name(), took * 1e3);
             }
@@ -122,9 +134,13 @@ fn the_parts_of_a_gpt2_step_and_their_time() {
         let zeros = |dtype, shape: &[usize]| Tensor::zeros(&device, dtype, shape).unwrap();
         let mut total = 0.0;
         let mut part = |name: &str, calls: usize, call: &mut dyn FnMut()| {
+            let Device::Gpu(gpu) = &device else { unreachable!("filtered") };
+            let before = gpu.launches();
+            call();
+            let launches = gpu.launches() - before;
             let took = seconds(&device, call) * 1e3;
             total += took * calls as f64;
-            println!("PART {name}: {took:.4} ms, {calls} calls {:.2} ms", took * calls as f64);
+            println!("PART {name}: {took:.4} ms ({launches} launches), {calls} calls {:.2} ms", took * calls as f64);
         };
         let none = zeros(DType::F32, &[64]);
         part("one small launch", 1, &mut || none.zero());

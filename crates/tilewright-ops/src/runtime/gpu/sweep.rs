@@ -132,7 +132,7 @@ fn large() -> Vec<Blocks> {
     let first = Blocks::new([128, 128, 32], [64, 64]);
     vec![
         first,
-        Blocks { group: [128, 128, 64], ..first },
+        Blocks { guarded: false, ..first },
         Blocks { plane: [64, 32], ..first },
         Blocks { group: [128, 96, 32], plane: [64, 48], ..first },
         Blocks { group: [256, 128, 32], ..first },
@@ -141,28 +141,32 @@ fn large() -> Vec<Blocks> {
     ]
 }
 
+/// With reads behind a branch, and with reads a driver may move.
+fn both(blocks: Blocks) -> [Blocks; 2] {
+    [true, false].map(|guarded| Blocks { guarded, ..blocks })
+}
+
 /// What is tried where there are fewer groups than a large GPU runs at one time.
 fn small() -> Vec<Blocks> {
-    vec![
+    let all = [
         Blocks::new([128, 128, 32], [64, 64]),
         Blocks::new([128, 96, 32], [64, 48]),
         Blocks::new([96, 96, 32], [48, 48]),
         Blocks::new([64, 64, 64], [32, 32]),
-    ]
+    ];
+    all.into_iter().flat_map(both).collect()
 }
 
 /// What is tried for the few rows of one question.
 fn few_rows() -> Vec<Blocks> {
     let some = |group, plane, split| Blocks { split, ..Blocks::new(group, plane) };
-    vec![
-        some([32, 32, 128], [16, 16], 1),
-        some([32, 32, 128], [16, 16], 2),
+    let all = [
+        some([32, 32, 128], [16, 32], 4),
         some([32, 32, 128], [32, 16], 4),
         some([32, 32, 128], [32, 32], 8),
         some([32, 32, 256], [16, 16], 2),
-        some([16, 32, 256], [16, 16], 4),
-        some([16, 64, 128], [16, 16], 1),
-    ]
+    ];
+    all.into_iter().flat_map(both).collect()
 }
 
 /// What products get, and on software small ones beside it.
@@ -182,7 +186,8 @@ fn few(gpu: &Gpu) -> Vec<Blocks> {
 fn name(b: &Blocks) -> String {
     let [m, n, k] = b.group;
     let [p, q] = b.plane;
-    format!("{m}x{n}x{k} plane {p}x{q} split {} pad {} band {}", b.split, b.pad, b.band)
+    let ahead = if b.guarded { "guarded" } else { "ahead" };
+    format!("{m}x{n}x{k} plane {p}x{q} split {} pad {} band {} {ahead}", b.split, b.pad, b.band)
 }
 
 struct Sweep {
@@ -294,4 +299,42 @@ fn sweep_of_variants_of_the_product() {
         println!("{} s; not tried for want of time: {:?}", sweep.started.elapsed().as_secs(), sweep.skipped);
         assert!(sweep.wrong.is_empty(), "{:?}", sweep.wrong);
     }
+}
+
+#[test]
+fn products_in_parts_are_right_and_cuts_change_no_bits() {
+    let mut tried = 0;
+    for device in gpus().into_iter().filter(is_portable) {
+        let Device::Gpu(gpu) = &device else { unreachable!("filtered") };
+        for out in [DType::F16, DType::F32] {
+            let layer = Layer::new(&device, Form::Weight, [DType::F16, DType::F16, out], [264, 72, 1000], 0);
+            let product = Product { round: false, ..layer.product() };
+            let Some(way) = Way::of(gpu, &product, layer.size) else { continue };
+            for blocks in few(gpu).into_iter().filter(|b| way.fits(gpu, b)) {
+                layer.run(gpu, None);
+                let want = layer.some();
+                let terms = 300usize.next_multiple_of(blocks.group[2]);
+                let run = |accumulate| {
+                    let product = Product { accumulate, ..layer.product() };
+                    product.in_parts(&device, gpu, "sweep", layer.size, (way, blocks), terms).unwrap();
+                    layer.some()
+                };
+                layer.out.zero();
+                let whole = run(false);
+                layer.agrees(&want).unwrap_or_else(|error| panic!("{out} {}: {error}", name(&blocks)));
+                let twice = run(true);
+                for (once, twice) in whole.iter().zip(&twice) {
+                    assert!((2.0 * once - twice).abs() <= 0.01 * twice.abs() + 0.01, "{out} {}", name(&blocks));
+                }
+                let (before, budget) = (gpu.launches(), gpu.pace.budget());
+                gpu.pace.set(1e-9, Some(1e9));
+                let cut = run(false);
+                gpu.pace.set(budget, None);
+                assert!(gpu.launches() - before > 4, "{} launches", gpu.launches() - before);
+                assert!(whole == cut, "{out} {}", name(&blocks));
+                tried += 1;
+            }
+        }
+    }
+    println!("{tried} shapes of blocks tried in parts");
 }
