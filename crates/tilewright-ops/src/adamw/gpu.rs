@@ -102,7 +102,11 @@ fn moved(
 #[cube]
 fn gradient_scale(norm: &[f32], max_norm: f32, grad_scale: f32, #[comptime] clips: bool) -> f32 {
     if comptime![clips] {
-        grad_scale * select(norm[0] > max_norm, quotient(max_norm, norm[0], 1.0f32 / norm[0]), 1.0f32)
+        // The inverse of a huge norm is too small for some devices.
+        let q = max_norm / norm[0];
+        let better = q + fma(-q, norm[0], max_norm) / norm[0];
+        let part = select((u32::reinterpret(better) & 0x7FFF_FFFFu32) > 0x7F80_0000u32, q, better);
+        grad_scale * select(norm[0] > max_norm, part, 1.0f32)
     } else {
         grad_scale
     }

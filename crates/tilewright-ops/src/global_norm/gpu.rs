@@ -70,7 +70,7 @@ fn squares_kernel<E: Numeric>(
                 let start = (block * RUNS + some * 4 + j) * comptime!(UNITS as usize);
                 if comptime![even] {
                     let run = start + unit;
-                    if run * 8 + 8 <= n {
+                    if run < n / 8 {
                         let mut values = Array::<f32>::new(8usize);
                         let (pack, next) = pack_at(run * 8, wide);
                         unpack(packs[pack], packs[next], &mut values, wide, bf16);

@@ -1,6 +1,7 @@
 //! The L2 norm over many tensors: `sqrt(sum of squares)`, reduced in a fixed order, the same bits for any number of threads.
 //!
-//! Squares and sums are f64: exact squares, no overflow for any f32, and no digits lost over the hundreds of millions of a model's gradients.
+//! Squares and sums are f64: exact squares, no overflow for any f32, and no digits lost over the hundreds of millions of a model's gradients. Through
+//! Vulkan and Metal, where f64 may be missing, they are f32 with three sums of squares, within 4e-7.
 
 use tilewright_core::{DType, Result};
 

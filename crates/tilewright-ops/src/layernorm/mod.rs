@@ -87,8 +87,8 @@ pub struct Again<'a> {
     pub out: &'a Tensor,
 }
 
-/// Bytes of workspace that [`backward`] needs for `(N, C)`: one row of `dweight` and one of `dbias` in f32 for each block of rows. The blocks
-/// depend on `N` alone, so that sums are taken in the same order on every machine.
+/// Bytes of workspace that [`backward`] needs for `(N, C)`: one row of `dweight` and one of `dbias` in f32 for each block of rows, and on GPUs one of
+/// `dx`. On the processor blocks depend on `N` alone, so that sums are taken in the same order on every machine.
 pub fn backward_workspace_bytes(device: &Device, n: usize, c: usize) -> usize {
     #[cfg(feature = "cuda")]
     if device.cuda_sizes().is_some() {

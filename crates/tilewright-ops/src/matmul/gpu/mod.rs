@@ -1,5 +1,5 @@
 //! Matrix products through Vulkan and Metal, with the epilogues of the op: on the matrix units where factors are of 16 bits and the device
-//! multiplies those (`matrix.rs`), by a plain tiled kernel over operands of any strides and types elsewhere.
+//! multiplies those (`matrix.rs`, by the loop of `slices.rs`), by a plain tiled kernel over operands of any strides and types elsewhere.
 //!
 //! A group of the plain kernel makes 64 x 64 of the product, 16 sums a unit in registers, from slices of 16 of the sum that lie in shared memory as
 //! f32. What lies outside the matrices counts as zero and is neither read nor written.
@@ -425,6 +425,9 @@ impl<'a> Product<'a> {
     /// [`Product::run`], in parts of the sum where that is faster; only operands, `out` without a distance between its rows, and `accumulate`.
     fn run_in_parts(&self, device: &Device, gpu: &Gpu, op: &'static str, size: [usize; 3]) -> Result<()> {
         let ([m, n, k], (out, ld)) = (size, self.out);
+        if m * n == 0 {
+            return Ok(());
+        }
         let even = (m * n).is_multiple_of(8) && out.offset.is_multiple_of(16);
         let way = Way::of(gpu, self, size).filter(|_| even && ld == n);
         let Some((way, (blocks, terms))) = way.and_then(|w| w.parts(gpu, size, SCRATCH_BYTES).map(|p| (w, p))) else {

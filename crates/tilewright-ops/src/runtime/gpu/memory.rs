@@ -29,7 +29,8 @@ struct Part {
 pub(crate) struct Reading {
     device: Rc<Core>,
     bytes: usize,
-    read: Read,
+    /// None once it was waited for.
+    read: Option<Read>,
     done: Option<Copied>,
 }
 
@@ -43,14 +44,26 @@ impl Reading {
     }
 
     /// Waits for it; `out` has as many bytes.
-    pub(crate) fn finish(self, out: &mut [f32]) -> Result<()> {
-        let copied = self.done.unwrap_or_else(|| cubecl::future::block_on(self.read));
+    pub(crate) fn finish(mut self, out: &mut [f32]) -> Result<()> {
+        let copied = self.wait().expect("waited for once");
         let pieces = self.device.check("gpu.download", copied)?;
         let words = pieces.iter().flat_map(|piece| piece.chunks_exact(WORD));
         for (x, word) in out.iter_mut().zip(words) {
             *x = f32::from_le_bytes(word.try_into().expect("four bytes"));
         }
         Ok(())
+    }
+
+    fn wait(&mut self) -> Option<Copied> {
+        let read = self.read.take()?;
+        Some(self.done.take().unwrap_or_else(|| cubecl::future::block_on(read)))
+    }
+}
+
+impl Drop for Reading {
+    /// Staging memory that is given back before its copy is done stays mapped, and the driver refuses the next copy into it.
+    fn drop(&mut self) {
+        let _ = self.wait();
     }
 }
 
@@ -173,7 +186,7 @@ impl GpuBuffer {
         })
     }
 
-    /// Starts to copy bytes to the host, in the order of the calls: what is launched from now on neither delays nor changes them. Whole words.
+    /// Starts to copy bytes to the host, in the order of the calls: what is launched from now on does not change them. Whole words.
     pub(crate) fn start_download(&self, at: usize, bytes: usize) -> Result<Reading> {
         debug_assert!(at.is_multiple_of(WORD) && bytes.is_multiple_of(WORD), "whole words");
         let mut handles = Vec::new();
@@ -188,7 +201,7 @@ impl GpuBuffer {
             Poll::Ready(done) => Some(done),
             Poll::Pending => None,
         };
-        Ok(Reading { device: self.device.clone(), bytes, read, done })
+        Ok(Reading { device: self.device.clone(), bytes, read: Some(read), done })
     }
 
     /// Sets bytes to zero, in the order of the calls.
