@@ -1,8 +1,9 @@
 //! The global norm through Vulkan and Metal, in f32 alone: no f64 is needed.
 //!
 //! One pass with three sums of squares (J. L. Blue, A portable Fortran program to find the Euclidean norm of a vector, 1978): of magnitudes whose squares
-//! might overflow, made smaller by a power of two, of those whose squares might underflow, made larger, and of all others as they are. Partial sums
-//! belong to fixed blocks and are added in a fixed tree.
+//! might overflow, made smaller by a power of two, of those whose squares might underflow, made larger, and of all others as they are. Powers of two are
+//! taken off and put on as bits of the exponent: factors a driver may gather, and their product is zero. Partial sums belong to fixed blocks and are
+//! added in a fixed tree.
 
 use tilewright_core::{DType, Result};
 
@@ -23,23 +24,57 @@ const LARGE: u32 = 0x5780_0000;
 /// Bits of 2^-40: squares of what is not smaller have all their digits.
 const SMALL: u32 = 0x2B80_0000;
 
-/// 2^-80 and 2^84: what magnitudes of [`LARGE`] on and below [`SMALL`] are multiplied by.
-const FACTORS: [f32; 2] = [8.271_806e-25, 1.934_281_4e25];
+/// Exponents that magnitudes of [`LARGE`] on lose, and those below [`SMALL`] gain.
+const DOWN: u32 = 80;
+const UP: u32 = 84;
 
-/// Adds the square of `x` to the sum of its kind: 0 the large, 1 those between and what is no number, 2 the small.
+/// Bits of infinity; those of what is no number are above.
+const INFINITE: u32 = 0x7F80_0000;
+
+/// `x`, which is not negative, times `2^-exponents`; zero where that is no normal number.
+#[cube]
+fn smaller(x: f32, #[comptime] exponents: u32) -> f32 {
+    let bits = u32::reinterpret(x);
+    let off = comptime!(exponents << 23);
+    f32::reinterpret(select(bits > off + 0x7F_FFFFu32, bits - min(bits, off), 0u32))
+}
+
+/// `x`, which is not negative, times `2^exponents`; zero where it is no normal number, infinite where the result would be beyond the largest.
+#[cube]
+fn larger(x: f32, #[comptime] exponents: u32) -> f32 {
+    let bits = u32::reinterpret(x);
+    let on = comptime!(exponents << 23);
+    let more = min(bits + on, INFINITE);
+    f32::reinterpret(select(bits > 0x7F_FFFFu32, more, 0u32))
+}
+
+/// Adds the square of `x` to the sum of its kind: 0 the large, 1 those between, 2 the small. 3 becomes 1 where there is an infinity, 2 where there is
+/// what is no number.
 #[cube]
 fn add_square(x: f32, sums: &mut Array<f32>) {
     let bits = u32::reinterpret(x) & 0x7FFF_FFFFu32;
-    let number = bits <= 0x7F80_0000u32;
-    let large = number && bits >= LARGE;
+    let size = f32::reinterpret(bits);
+    let large = bits >= LARGE;
     let small = bits < SMALL;
-    let (down, up) = (x * FACTORS[0], x * FACTORS[1]);
-    sums[0usize] += select(large, down * down, 0.0f32);
-    sums[1usize] += select(large || small, 0.0f32, x * x);
+    let (down, up) = (smaller(size, DOWN), larger(size, UP));
+    sums[0usize] += select(large && bits < INFINITE, down * down, 0.0f32);
+    sums[1usize] += select(large || small, 0.0f32, size * size);
     sums[2usize] += select(small, up * up, 0.0f32);
+    let odd = select(bits > INFINITE, 2.0f32, select(bits == INFINITE, 1.0f32, 0.0f32));
+    sums[3usize] = max(sums[3usize], odd);
 }
 
-// partials[first + block]: the three sums of the block's elements.
+/// What all units of a group have.
+#[cube]
+fn group_sums(sums: &mut Array<f32>, shared: &mut Shared<[f32]>) {
+    #[unroll]
+    for i in 0..3usize {
+        sums[i] = group_sum(sums[i], shared);
+    }
+    sums[3usize] = group_max(sums[3usize], shared);
+}
+
+// partials[first + block]: the sums of the block's elements, see `add_square`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 fn squares_kernel<E: Numeric>(
@@ -57,9 +92,9 @@ fn squares_kernel<E: Numeric>(
     let mut shared = Shared::<[f32]>::new_slice(256usize);
     let unit = UNIT_POS as usize;
     let block = CUBE_POS;
-    let mut sums = Array::<f32>::new(3usize);
+    let mut sums = Array::<f32>::new(4usize);
     #[unroll]
-    for i in 0..3usize {
+    for i in 0..4usize {
         sums[i] = 0.0f32;
     }
     if block < blocks {
@@ -98,14 +133,14 @@ fn squares_kernel<E: Numeric>(
             }
         }
     }
-    #[unroll]
-    for i in 0..3usize {
-        let total = group_sum(sums[i], &mut shared);
-        if unit == 0 {
-            if block < blocks {
-                partials[(first + block) * 3 + i] = total;
-            }
+    group_sums(&mut sums, &mut shared);
+    if unit < 4 && block < blocks {
+        let mut own = sums[0usize];
+        #[unroll]
+        for i in 1..4usize {
+            own = select(unit == i, sums[i], own);
         }
+        partials[(first + block) * 4 + unit] = own;
     }
 }
 
@@ -120,34 +155,30 @@ fn root(x: f32) -> f32 {
 fn root_kernel(partials: &[f32], out: &mut [f32], blocks: usize) {
     let mut shared = Shared::<[f32]>::new_slice(256usize);
     let unit = UNIT_POS as usize;
-    let mut sums = Array::<f32>::new(3usize);
+    let mut sums = Array::<f32>::new(4usize);
     #[unroll]
-    for i in 0..3usize {
+    for i in 0..4usize {
         sums[i] = 0.0f32;
     }
     let mut block = unit;
     while block < blocks {
         #[unroll]
         for i in 0..3usize {
-            sums[i] += partials[block * 3 + i];
+            sums[i] += partials[block * 4 + i];
         }
+        sums[3usize] = max(sums[3usize], partials[block * 4 + 3]);
         block += CUBE_DIM as usize;
     }
-    #[unroll]
-    for i in 0..3usize {
-        sums[i] = group_sum(sums[i], &mut shared);
-    }
+    group_sums(&mut sums, &mut shared);
     if unit == 0 {
         let (large, between, small) = (sums[0usize], sums[1usize], sums[2usize]);
-        // Each kind's norm as it is, and all of them in units of the largest: a driver may gather factors, and two of these overflow.
-        let (high, middle, low) = (root(large) / FACTORS[0], root(between), root(small) / FACTORS[1]);
-        let top = max(high, max(middle, low));
-        let (x, y, z) = (high / top, middle / top, low / top);
-        let norm = select(high + middle + low > top, top * root(x * x + y * y + z * z), top);
-        // Infinity and what is no number are passed on as they are, and a norm beyond the largest number is infinite.
-        let odd = large + between;
-        let result = select((u32::reinterpret(top) & 0x7FFF_FFFFu32) >= 0x7F80_0000u32, top, norm);
-        out[0] = select((u32::reinterpret(odd) & 0x7FFF_FFFFu32) >= 0x7F80_0000u32, odd, result);
+        // Each kind beside the next larger that there is: what is two kinds away is too small to count.
+        let high = larger(root(large + smaller(between, comptime!(2 * DOWN))), DOWN);
+        let middle = root(between + smaller(small, comptime!(2 * UP)));
+        let low = smaller(root(small), UP);
+        let norm = select(large > 0.0f32, high, select(between > 0.0f32, middle, low));
+        let odd = select(sums[3usize] > 1.5f32, 0x7FC0_0000u32, INFINITE);
+        out[0] = select(sums[3usize] > 0.5f32, f32::reinterpret(odd), norm);
     }
 }
 
@@ -157,8 +188,8 @@ pub(super) fn forward(device: &Device, gpu: &Gpu, args: &Forward<'_>) -> Result<
     let units = CubeDim::new_1d(UNITS);
     let full: Vec<&Tensor> = tensors.iter().filter(|t| t.numel() > 0).collect();
     let blocks: usize = full.iter().map(|t| t.numel().div_ceil(BLOCK)).sum();
-    let partials = gpu.scratch(OP, device, 12 * blocks.max(1))?;
-    let sums = partials.reinterpret(0, DType::F32, &[3 * blocks.max(1)])?;
+    let partials = gpu.scratch(OP, device, 16 * blocks.max(1))?;
+    let sums = partials.reinterpret(0, DType::F32, &[4 * blocks.max(1)])?;
     let mut first = 0;
     for t in full {
         let Storage { elem, bf16 } = gpu.storage(OP, t.dtype())?;
