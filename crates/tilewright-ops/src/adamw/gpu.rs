@@ -62,7 +62,7 @@ fn quotient(a: f32, b: f32, inverse: f32) -> f32 {
     let q = a * inverse;
     let better = fma(fma(-q, b, a), inverse, q);
     // Where the remainder is no number (an infinite quotient), the quotient itself.
-    select((u32::reinterpret(better) & 0x7FFF_FFFFu32) > 0x7F80_0000u32, q, better)
+    select(is_number(better), better, q)
 }
 
 /// The root, rounded likewise.
@@ -105,7 +105,7 @@ fn gradient_scale(norm: &[f32], max_norm: f32, grad_scale: f32, #[comptime] clip
         // The inverse of a huge norm is too small for some devices.
         let q = max_norm / norm[0];
         let better = q + fma(-q, norm[0], max_norm) / norm[0];
-        let part = select((u32::reinterpret(better) & 0x7FFF_FFFFu32) > 0x7F80_0000u32, q, better);
+        let part = select(is_number(better), better, q);
         grad_scale * select(norm[0] > max_norm, part, 1.0f32)
     } else {
         grad_scale

@@ -95,6 +95,18 @@ fn read_eight(packs: &[Pack], at: usize, values: &mut Array<f32>, #[comptime] wi
     unpack(packs[pack], packs[next], values, wide, bf16);
 }
 
+/// What a stored number is, as f32.
+#[cube]
+fn as_stored(x: f32, #[comptime] wide: bool, #[comptime] bf16: bool) -> f32 {
+    if comptime![wide] {
+        x
+    } else if comptime![bf16] {
+        f32::reinterpret(kept_bf16(x) << 16u32)
+    } else {
+        kept_f16(x)
+    }
+}
+
 // [`forward_kernel`] by packs, a plane a row.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
@@ -139,11 +151,7 @@ pub(super) fn forward_rows_kernel(
                 for i in 0..8usize {
                     eight[i] += more[i];
                     // What is normalised is the sum as it is stored.
-                    if comptime![!r.wide[0] && r.bf16[0]] {
-                        eight[i] = f32::reinterpret(kept_bf16(eight[i]) << 16u32);
-                    } else if comptime![!r.wide[0]] {
-                        eight[i] = kept_f16(eight[i]);
-                    }
+                    eight[i] = as_stored(eight[i], r.wide[0], r.bf16[0]);
                 }
                 if alive {
                     put_eight(sum, row * c + at, &eight, r.wide[0], r.bf16[0]);
@@ -194,18 +202,6 @@ pub(super) fn forward_rows_kernel(
             }
             put_eight(out, row * c + at, &by, r.wide[1], r.bf16[1]);
         }
-    }
-}
-
-/// What a stored number is, as f32.
-#[cube]
-fn as_stored(x: f32, #[comptime] wide: bool, #[comptime] bf16: bool) -> f32 {
-    if comptime![wide] {
-        x
-    } else if comptime![bf16] {
-        f32::reinterpret(kept_bf16(x) << 16u32)
-    } else {
-        kept_f16(x)
     }
 }
 
